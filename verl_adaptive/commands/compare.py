@@ -31,16 +31,14 @@ from verl_adaptive.commands.arguments import (
     refuse_overwrite,
 )
 from verl_adaptive.commands.export import write_pages
-from verl_adaptive.commands.output import console, key_digits, note, note_gaps, number, print_json, share, table
+from verl_adaptive.commands.output import console, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.report.arms import COSTS, Outcome, Trials, mean_of, median, outcomes, plot, read, seeds_of, sentence
 from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.stats.snapshot import FOLDER
-from verl_adaptive.text import clean, span
-
-__all__ = ["configure", "page_of_runs", "run"]
+from verl_adaptive.text import clean, number, share, span
 
 _PLOTS = (".png", ".svg", ".pdf", ".html")
 
@@ -206,10 +204,9 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         gap = f"{told['mean_gain']:+.3f}{half}{' *' if told['significant'] else ''}" if one.gains else "-"
         needed = "never" if told["share"] is None else f"{told['share']:.0%}"
         seeds = one.gains or one.finals
-        runs = list(zip(trials.arms[one.name], trials.spent[one.name], strict=True))
-        costs = []
+        runs, costs = [t for t in trials.arms[one.name] if t.seed in seeds], []
         for name in COSTS:  # up to where the arms are compared
-            paid = [float(np.interp(one.ends[t.seed], t.cost, points[name])) for t, points in runs if t.seed in seeds]
+            paid = [float(np.interp(one.ends[t.seed], t.cost, t.spent[name])) for t in runs]
             mean = float(np.mean(paid))
             costs.append(span(mean) if name == "hours" else number(round(mean) or None))
         rows.append((one.name, str(len(seeds)), f"{one.mean:.3f}", gap, needed, *costs))
@@ -231,10 +228,10 @@ def _write_curves(trials: Trials, path: str) -> None:
 
     columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", "step", *COSTS, "value")}
     for name, found in trials.arms.items():
-        for trial, points in zip(found, trials.spent[name], strict=True):
+        for trial in found:
             size = len(trial.value)
             seed = trial.seed if len(found) > 1 else None
-            values: dict[str, Any] = {"arm": [name] * size, "seed": [seed] * size, **points, "value": trial.value}
+            values: dict[str, Any] = {"arm": [name] * size, "seed": [seed] * size, **trial.spent, "value": trial.value}
             for column, value in values.items():
                 columns[column] += list(value)
     write_pages(path, ".csv", iter([pa.table(columns)]))

@@ -32,7 +32,7 @@ import pyarrow.parquet as pq
 from pyarrow import csv
 
 from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, refuse_overwrite
-from verl_adaptive.commands.output import note, note_gaps, number, plain, share
+from verl_adaptive.commands.output import note, note_gaps
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.stats import open_run
 from verl_adaptive.stats.atomic import write_file
@@ -40,6 +40,7 @@ from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.reader import OBSERVATIONS
 from verl_adaptive.stats.rows import StoreError, open_parquet
+from verl_adaptive.text import number, plain, share
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 _BATCH = 100_000

@@ -14,12 +14,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from verl_adaptive.text import clean, number, plain, share
+from verl_adaptive.text import clean, plain
 
 if TYPE_CHECKING:
     from verl_adaptive.stats import Run
-
-__all__ = ["console", "facts", "key_digits", "note", "note_gaps", "number", "plain", "print_json", "share", "table"]
 
 
 class _Console(Console):

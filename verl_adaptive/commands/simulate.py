@@ -38,7 +38,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from verl_adaptive import __version__
 from verl_adaptive.commands.arguments import finite, refuse_overwrite
-from verl_adaptive.commands.output import console, facts, number, plain, print_json, share, table
+from verl_adaptive.commands.output import console, facts, print_json, table
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import (
     CLOCK_LIMITS,
@@ -60,7 +60,7 @@ from verl_adaptive.simulate import (
 from verl_adaptive.simulate.equal_budget import check_task
 from verl_adaptive.simulate.merit import merits
 from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.text import clean
+from verl_adaptive.text import clean, number, plain, share
 
 #: Columns of the tables: heading, key of the summary, and what it is where the heading does not say it.
 _SPENT = (

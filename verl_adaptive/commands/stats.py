@@ -34,14 +34,14 @@ from verl_adaptive.commands.arguments import (
     count,
     how_identified,
 )
-from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, number, print_json, share, table
+from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.report.judge import FLIPPING, never_solved
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.prompts import about_column
-from verl_adaptive.text import clean
+from verl_adaptive.text import clean, number, share
 
 _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 

@@ -18,25 +18,10 @@ import numpy as np
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.course import hours_of
-from verl_adaptive.report.learning_curve import curves
+from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
-
-__all__ = [
-    "COSTS",
-    "Outcome",
-    "Trial",
-    "Trials",
-    "draw",
-    "mean_of",
-    "median",
-    "outcomes",
-    "plot",
-    "read",
-    "sentence",
-    "spent",
-]
 
 #: What a run is paid in: name → the axis of a plot.
 COSTS = {"rollouts": "rollouts generated", "tokens": "response tokens generated", "hours": "hours of training"}
@@ -51,12 +36,14 @@ class Trial:
         cost: float64 ``(k,)``, rising: rollouts, tokens or hours spent at each measurement.
         value: float64 ``(k,)``, what was measured.
         error: standard error of the last value over validation prompts; None: not known.
+        spent: what it had spent at each measurement in all, by the names of :data:`COSTS` and ``step``; empty: not known.
     """
 
     seed: int
     cost: np.ndarray
     value: np.ndarray
     error: float | None = None
+    spent: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def at(self, cost: float) -> float:
         """The value at a cost, between two measurements on the line from one to the other."""
@@ -172,21 +159,19 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
 # -- journals -----------------------------------------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
+@dataclass
 class Trials:
     """Runs of several arms, by a metric that all of them were validated with.
 
     Attributes:
         metric: verl's, and of which data sources.
         arms: name → its runs.
-        spent: name → of each run: what it had spent at each validation, by the names of :data:`COSTS` and ``step``.
         missing: steps that journals lack, in words.
     """
 
     metric: str
     arms: dict[str, list[Trial]]
-    spent: dict[str, list[dict[str, np.ndarray]]]
-    missing: list[str] = field(default_factory=list)
+    missing: list[str]
 
 
 def spent(run: Run) -> dict[str, np.ndarray] | None:
@@ -208,38 +193,40 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
         AdaptiveError: a run has no validation that all the others have, or the runs of an arm cannot be told by their seeds.
     """
     runs = [run for found in arms.values() for run in found]
-    validations = [run.validations() if run.has_course else [] for run in runs]
-    common = set.intersection(*({name for one in found for name in one["metrics"]} for found in validations))
-    blind = [run.where for run, found in zip(runs, validations, strict=True) if not found]
-    if blind:
-        raise AdaptiveError(f"{blind[0]} has no validation: give every run a trainer.test_freq")
-    metric, made = "", []
-    for run, found in zip(runs, validations, strict=True):
-        shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in found]
-        curve, paid = next(iter(curves(shared).values()), [])[-1:], spent(run)
-        if paid is None or not paid[cost].any():
-            raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
-        if not curve:
-            raise AdaptiveError(
-                f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files"
-            )
-        metric = f"{curve[0].metric}, {curve[0].name}"
-        at = np.array([shared[i]["step"] for i in curve[0].at.tolist()])
-        points = {name: np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) for name in COSTS} | {"step": at}
-        for place, i in enumerate(curve[0].at.tolist()):
-            if shared[i]["generated"] is not None:
-                points["rollouts"][place] = shared[i]["generated"]
-        made.append((curve[0], points))
-    out, left = Trials(metric, {}, {}, [text for run in runs for text in run.missing()]), iter(made)
+    validations = {run.id: run.validations() if run.has_course else [] for run in runs}
+    for run in runs:
+        if not validations[run.id]:
+            raise AdaptiveError(f"{run.where} has no validation: give every run a trainer.test_freq")
+    common = set.intersection(*({name for one in found for name in one["metrics"]} for found in validations.values()))
+    out = Trials("", {}, [text for run in runs for text in run.missing()])
     for name, members in arms.items():
-        mine = [next(left) for _ in members]
-        seeds = _seeds(name, members) if len(runs) > len(arms) else [0]
-        out.arms[name] = [
-            Trial(seed, points[cost], curve.values, curve.error(-1))
-            for seed, (curve, points) in zip(seeds, mine, strict=True)
-        ]
-        out.spent[name] = [points for _, points in mine]
+        seeds, out.arms[name] = _seeds(name, members) if len(runs) > len(arms) else [0], []
+        for seed, run in zip(seeds, members, strict=True):
+            curve, points = _measured(run, validations[run.id], common, cost)
+            out.metric = f"{curve.metric}, {curve.name}"
+            out.arms[name].append(Trial(seed, points[cost], curve.values, curve.error(-1), points))
     return out
+
+
+def _measured(
+    run: Run, validations: Sequence[dict[str, Any]], common: set[str], cost: str
+) -> tuple[Curve, dict[str, np.ndarray]]:
+    """A run's curve of the first of these metrics, and what the run had spent at each of its points."""
+    shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in validations]
+    paid, found = spent(run), headline(shared)
+    if paid is None or not paid[cost].any():
+        raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
+    if not found:
+        raise AdaptiveError(
+            f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files"
+        )
+    measured = [shared[i] for i in found[-1].at.tolist()]
+    at = np.array([one["step"] for one in measured])
+    points = {name: np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) for name in COSTS} | {"step": at}
+    for place, one in enumerate(measured):
+        if one["generated"] is not None:
+            points["rollouts"][place] = one["generated"]
+    return found[-1], points
 
 
 def _seeds(name: str, runs: Sequence[Run]) -> list[int]:

@@ -16,8 +16,6 @@ from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.dataset import conflicts
 
-__all__ = ["Collected", "collect"]
-
 
 @dataclass
 class Collected:

@@ -16,8 +16,6 @@ from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import LISTED, fdr_score, two_rates
 from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["cut_at_common", "matched"]
-
 
 def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run], list[dict[str, Any]]]:
     """Runs up to the last step at which none had generated more than another generated in all.

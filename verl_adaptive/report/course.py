@@ -15,8 +15,6 @@ from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window
 from verl_adaptive.stats.visits import by_prompt
 
-__all__ = ["CLASSES", "POINTS", "SOURCES", "VISITS", "Forecast", "History", "forecast", "hours_of"]
-
 #: Points of a curve; more would not be seen.
 POINTS = 120
 #: Steps from which savings are estimated.

@@ -18,8 +18,6 @@ from markupsafe import Markup
 
 from verl_adaptive.text import clean
 
-__all__ = ["Series", "bars", "heatmap", "lines", "reliability", "short", "spark", "stacked"]
-
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
 

@@ -12,8 +12,6 @@ from verl_adaptive.report.judge import SOLVED, Finding, dead, fallen, of_source,
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["findings"]
-
 #: Prompts visited twice from which a source is said to stand still.
 _PAIRS = 30
 #: Reasons of groups that were too easy or too hard to learn from.

@@ -9,8 +9,6 @@ from typing import Any
 
 import numpy as np
 
-__all__ = ["CURVES", "Curve", "curves", "headline", "smooth"]
-
 #: Curves in one picture.
 CURVES = 8
 _NAME = re.compile(r"val-(core|aux)/(.+)/([^/]+)/((?:mean|best|maj|worst|std)@\d+(?:/\w+)?)")

@@ -11,8 +11,6 @@ from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["PromptList", "add_texts", "lists_of"]
-
 _SHOWN = ("key", "source", "visits", "rollouts", "pass_rate", "last_step")
 #: Keys that a command line can hold.
 _KEYS = 60

@@ -10,8 +10,6 @@ import numpy as np
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
 from verl_adaptive.stats import Run, StoreError
 
-__all__ = ["BINS", "bins_of", "histogram", "ledger_of", "overview", "scalars_of"]
-
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
 

@@ -22,8 +22,6 @@ from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.text import clean, number, share, span
 
-__all__ = ["Live", "environment", "policy_of", "render"]
-
 #: Sources in the table.
 _SOURCES = 100
 

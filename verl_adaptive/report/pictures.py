@@ -13,8 +13,6 @@ from verl_adaptive.report.course import CLASSES, VISITS, History
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.learning_curve import curves, smooth
 
-__all__ = ["VIEWS", "learning", "pictures"]
-
 _COLORS = dict(
     zip(CLASSES, ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)"), strict=True)
 )

@@ -35,8 +35,6 @@ from verl_adaptive.report.page import Live, environment, policy_of
 from verl_adaptive.stats import Run, find_runs
 from verl_adaptive.text import clean
 
-__all__ = ["AccessGuard", "Site", "application", "state_of"]
-
 #: Seconds between two looks of a page for news.
 EVERY = 10
 #: Pages kept.

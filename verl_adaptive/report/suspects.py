@@ -15,8 +15,6 @@ import numpy as np
 from verl_adaptive.stats.chance import fit_beta
 from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["SURPRISING", "surprise", "suspects"]
-
 #: Surprise from which a prompt is listed: one prompt in two hundred of its source does as badly by chance.
 SURPRISING = 2.3
 #: Success share up to which a label is suspected at all: a wrong label may match a lucky wrong answer now and then.

@@ -20,8 +20,6 @@ from verl_adaptive.simulate.replayed import make_replayed
 from verl_adaptive.simulate.traces import Trace
 from verl_adaptive.simulate.worlds import StaticWorld
 
-__all__ = ["BASELINE", "CLOCK_LIMITS", "LIMITS", "Setting", "Task", "check_task", "run_task", "summarise", "tasks"]
-
 #: What a simulation cannot tell; printed with every result.
 LIMITS = (
     "Rewards are drawn from pass rates and the pool's learning is a formula: nothing here is an accuracy. A simulation "

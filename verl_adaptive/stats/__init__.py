@@ -17,7 +17,8 @@ from verl_adaptive.stats.keys import (
     prompt_key,
     repeated_rows,
 )
-from verl_adaptive.stats.run import Run, StoreError, find_runs, open_run, open_runs
+from verl_adaptive.stats.rows import StoreError
+from verl_adaptive.stats.run import Run, find_runs, open_run, open_runs
 from verl_adaptive.stats.snapshot import SnapshotError, SnapshotMissing, read_manifest, read_snapshot, write_snapshot
 from verl_adaptive.stats.table import SHARED_COLUMNS, Column, StatsTable
 from verl_adaptive.stats.warm_start import WarmStartReport, warm_start

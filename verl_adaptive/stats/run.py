@@ -38,8 +38,6 @@ from verl_adaptive.stats.table import StatsTable, key_words
 if TYPE_CHECKING:
     from verl_adaptive.stats.prompts import Prompts
 
-__all__ = ["TOLERANCE", "Run", "StoreError", "find_runs", "open_run", "open_runs", "reading"]
-
 #: adaptive.tolerance's default, for stores that do not say what their run used.
 TOLERANCE = 1e-6
 _CHECKPOINTS = "checkpoints"  # inside a run's own folder
