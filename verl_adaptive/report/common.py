@@ -28,19 +28,19 @@ def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run
         The runs as they were then, and their overviews, with ``hours`` and whether they were ``cut``.
     """
     courses = [spent(run) for run in runs]
-    limit = np.inf
-    if not whole and all(course is not None for course in courses):
-        limit = min(float(course["rollouts"][-1]) for course in courses if course is not None)
+    known = [course for course in courses if course is not None]
+    limit = np.inf if whole or len(known) < len(runs) else min(float(course["rollouts"][-1]) for course in known)
     out, facts = [], []
     for run, course in zip(runs, courses, strict=True):
-        at = -1 if course is None else max(0, int(np.searchsorted(course["rollouts"], limit, side="right")) - 1)
-        cut = course is not None and 0 <= at < len(course["step"]) - 1
-        out.append(run.until(int(course["step"][at])) if cut and course is not None else run)
-        about = overview(out[-1], history=not cut)
-        if cut and course is not None:
-            ledger = ledger_of(run.steps.column("ledger")[at].as_py()).get("run")
-            about |= {"last_step": int(course["step"][at]), "steps": at + 1, "ledger": ledger}
-        facts.append({**about, "hours": None if course is None else float(course["hours"][at]), "cut": cut})
+        hours, cut, then, about = None, False, run, {}
+        if course is not None:
+            at = max(0, int(np.searchsorted(course["rollouts"], limit, side="right")) - 1)
+            hours, cut = float(course["hours"][at]), at < len(course["step"]) - 1
+            if cut:
+                step, ledger = int(course["step"][at]), ledger_of(run.steps.column("ledger")[at].as_py()).get("run")
+                then, about = run.until(step), {"last_step": step, "steps": at + 1, "ledger": ledger}
+        out.append(then)
+        facts.append({**overview(then, history=not cut), **about, "hours": hours, "cut": cut})
     return out, facts
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -220,16 +220,14 @@ def mean_of(values: Sequence[float] | np.ndarray) -> tuple[float, float | None]:
     return mean, half if len(values) > 1 else None
 
 
-def _paired(by: dict, presets: Sequence[str], key: str) -> Iterator[np.ndarray]:
-    """A key of several presets, over the seeds that all of them have."""
-    if not all(p in by for p in presets):
-        return iter(())
-    seeds = sorted(set.intersection(*(set(by[p]) for p in presets)))
-    return iter(np.array([by[p][s][key] for s in seeds], dtype=np.float64) for p in presets) if seeds else iter(())
+def _paired(by: dict, presets: Sequence[str], key: str) -> list[np.ndarray]:
+    """A key of several presets, over the seeds that all of them have; empty: they have none."""
+    seeds = sorted(set.intersection(*(set(by.get(p, ())) for p in presets)))
+    return [np.array([by[p][s][key] for s in seeds], dtype=np.float64) for p in presets] if seeds else []
 
 
 def _efficiency(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
-    found = list(_paired(by, (preset, BASELINE, "oracle_best"), key))
+    found = _paired(by, (preset, BASELINE, "oracle_best"), key)
     if not found:
         return None, None
     ours, theirs, top = found
@@ -243,7 +241,7 @@ def _efficiency(by: dict, preset: str, key: str) -> tuple[float | None, float | 
 
 
 def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
-    found = list(_paired(by, (preset, BASELINE), key))
+    found = _paired(by, (preset, BASELINE), key)
     return mean_of(found[0] / found[1]) if found else (None, None)
 
 

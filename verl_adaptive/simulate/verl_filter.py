@@ -81,8 +81,7 @@ class VerlFilter:
         self._good: list[Groups] = []
         self._evicted: list[Groups] = []
         self.flight = Requests.none()
-        self._sampleable = self._credit = 0
-        self._draining = False
+        self._credit = 0  # new prompts that may be sent
         return self._send(self.facts.batch)
 
     def receive(self, results: Groups) -> Requests | None:
@@ -102,14 +101,11 @@ class VerlFilter:
         flat = results.degenerate() & (results.n > 1) & ~results.failed
         self._good.append(results.select(~flat))
         self._evicted.append(results.select(flat))
-        self._sampleable += int((~flat).sum())
-        if self._sampleable >= self.facts.batch:
-            self._draining, self._credit = True, 0
-        elif not self._draining:
-            self._credit += 2 * int(flat.sum())
-        room = max(0, self.max_inflight * self.facts.batch - len(self.flight))
-        count = min(self._credit, room)
-        if self._draining or count == 0:
+        if sum(map(len, self._good)) >= self.facts.batch:
+            return None
+        self._credit += 2 * int(flat.sum())
+        count = min(self._credit, max(0, self.max_inflight * self.facts.batch - len(self.flight)))
+        if count == 0:
             return None
         self._credit -= count
         return self._send(count)

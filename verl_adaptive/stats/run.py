@@ -213,13 +213,6 @@ class Run:
         gaps = self.gaps() if self.has_course else []
         return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
-    @property
-    def _dumps(self) -> DumpReader:
-        with reading(self.source):
-            made = self._journal
-            assert isinstance(made, DumpReader)
-            return made
-
     def beside(self, data: str, **how: Any) -> None:
         """Take rows and data sources of verl's rollouts from a data set; before anything else is asked for.
 
@@ -227,7 +220,8 @@ class Run:
             data: the training set.
             how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
         """
-        self._dumps.beside(rows_of(data, None, **how))
+        assert isinstance(self._journal, DumpReader)
+        self._journal.beside(rows_of(data, None, **how))
 
     def texts(
         self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
@@ -240,8 +234,10 @@ class Run:
             rollouts: ``trainer.rollout_data_dir``; with ``data``.
             how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
         """
-        if self.kind == "rollouts":  # whose prompts have been through the chat template: no data set has their keys
-            made = self._dumps
+        made = self._journal if self.has_course else None
+        if isinstance(
+            made, DumpReader
+        ):  # whose prompts have been through the chat template: no data set has their keys
             return {key: replace(made.rows[key], said=made.said.get(key)) for key in wanted & set(made.rows)}
         if data is None:
             return {}

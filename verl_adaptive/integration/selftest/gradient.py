@@ -15,7 +15,6 @@ import os
 import sys
 import tempfile
 from functools import partial
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ import torch.distributed as dist
 from tensordict import TensorDict
 
 from verl_adaptive.integration.layout import PAD, Pass, plan
+from verl_adaptive.integration.selftest.suite import version_of
 
 GROUPS, SIZE, PROMPT, LONGEST = 8, 8, 6, 12
 #: verl's default first.
@@ -248,13 +248,13 @@ def settings(words: list[str]) -> dict[str, Any]:
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=words)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    packages = [name for name in (rollout.name, f"{rollout.name}-cpu") if _version(name)]
+    packages = [name for name in (rollout.name, f"{rollout.name}-cpu") if version_of(name)]
     return {
         "strategy": actor.strategy,
         "ranks": config.trainer.n_gpus_per_node
         * config.trainer.nnodes
         // actor.get("ulysses_sequence_parallel_size", 1),
-        "engine": " ".join([rollout.name, *(_version(name) for name in packages[:1])]),
+        "engine": " ".join([rollout.name, *(version_of(name) for name in packages[:1])]),
         "replicas": replicas_of(config),
         "TP": rollout.tensor_model_parallel_size,
         "rollout dtype": rollout.dtype,
@@ -262,13 +262,6 @@ def settings(words: list[str]) -> dict[str, Any]:
         "free_cache_engine": rollout.free_cache_engine,
         "longest answer": config.data.max_response_length,
     }
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def main() -> None:

@@ -466,14 +466,19 @@ def on_gpus(gpus: int) -> list[str]:
 
 def has_flash_attn() -> bool:
     """Whether the package is there that transformers means by flash_attention_2; flash-attn-4 has its module's name, too."""
-    try:
-        return bool(version("flash-attn"))
-    except PackageNotFoundError:
-        return False
+    return bool(version_of("flash-attn"))
 
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
+
+
+def version_of(package: str) -> str:
+    """The installed version; empty: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
 
 
 def _environment() -> dict[str, str]:
@@ -485,13 +490,9 @@ def _environment() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {"verl-adaptive": __version__, "python": platform.python_version()}
-    for name in PACKAGES:
-        try:
-            found[name] = version(name)
-        except PackageNotFoundError:
-            continue
-    return found
+    found = {name: version_of(name) for name in PACKAGES}
+    own = {"verl-adaptive": __version__, "python": platform.python_version()}
+    return own | {name: version for name, version in found.items() if version}
 
 
 def _machine() -> dict[str, Any]:
