@@ -58,9 +58,8 @@ class Measure:
         self.last = np.zeros(self.world.size)  # passes at the latest visit
         self.gap = np.zeros(self.world.size)
         self.seen = np.zeros(self.world.size, dtype=bool)
-        self.signal = self.value = self.looked = self.best = 0.0
-        self.finished_groups = self.mixed_groups = self.trained_groups = self.informative = 0
-        self.rounds = self.skipped = self.partial = 0
+        self.signal = self.looked = self.best = 0.0
+        self.informative = 0
         self._before: np.ndarray | None = None
 
     @property
@@ -78,30 +77,19 @@ class Measure:
         """After a step."""
         asked = self.simulation.requests
         index, n = (np.concatenate([getattr(r, key) for r in asked]) for key in ("index", "n"))
-        p = np.concatenate(self.simulation.truth)
-        worth = float((4.0 * p * (1.0 - p) * n).sum())
-        self.value += worth
         if self._before is not None:
-            self.looked += worth
+            p = np.concatenate(self.simulation.truth)
+            self.looked += float((4.0 * p * (1.0 - p) * n).sum())
             q = 4.0 * self._before * (1.0 - self._before)
             self.best += _best(q, self.simulation.n, int(n.sum()))
         visited = np.unique(index)
         self.gap[visited] = np.maximum(self.gap[visited], self._passes - self.last[visited])
         self.last[visited] = self._passes
         self.seen[visited] = True
-        self._count_groups(result)
-
-    def _count_groups(self, result: StepResult) -> None:
-        groups, trained = result.groups, result.trained
+        groups = result.groups
         mixed = ~groups.degenerate(self.simulation.engine.facts.tolerance) & ~groups.failed
-        self.finished_groups += int((~groups.failed).sum())
-        self.mixed_groups += int(mixed.sum())
-        self.trained_groups += int(trained.sum())
-        self.informative += int((mixed & trained).sum())
+        self.informative += int((mixed & result.trained).sum())
         self.signal += float(signal(groups.sum(groups.success * result.trains), groups.sum(result.trains)).sum())
-        self.rounds += result.rounds
-        self.skipped += self.simulation.engine.skipped
-        self.partial += result.partial and self.simulation.engine.config.refill
 
     def row(self) -> dict[str, Any]:
         """The run in numbers, flat but for ``dropped``."""
@@ -112,34 +100,23 @@ class Measure:
         generated = max(1, rollouts.generated)
         return {
             "steps": self.simulation.step,
-            "rounds": self.rounds,
             "generated": rollouts.generated,
             "trained": rollouts.trained,
             "held": rollouts.held,
             "dropped": dict(sorted(rollouts.dropped.items())),
-            "skipped_prompts": self.skipped,
-            "partial_steps": self.partial,
-            "groups": self.finished_groups,
-            "mixed_share": self.mixed_groups / max(1, self.finished_groups),
-            "trained_groups": self.trained_groups,
             "informative_groups": self.informative,
             "rollouts_per_informative": generated / self.informative if self.informative else float("nan"),
             "wasted": 1.0 - rollouts.trained / generated,
             # another baseline than the group's mean finds a signal in groups that show none: not known, as of single rollouts
             "signal": self.signal / generated if engine.policy.advantage.needs_groups else 0.0,
-            "value": self.value / generated,
             "regret": 1.0 - self.looked / self.best if self.best else float("nan"),
-            "generated_tokens": tokens.generated,
             "trained_tokens": tokens.trained,
             "compute": 2 * tokens.generated + 6 * tokens.trained,
             "learns": learns(self.world),
             "pool_start": float(self.start.mean()),
             "pool_end": float(now.mean()),
             "coverage": float(self.seen.mean()),
-            "never_seen": int((~self.seen).sum()),
             "gap_longest": float(gap.max()),
-            "gap_median": float(np.median(gap)),
-            "passes": self.passes,
             **_calibration(estimates(engine)[engine.row_of][self.seen], now[self.seen]),
             "ended": self.simulation.ended,
         }

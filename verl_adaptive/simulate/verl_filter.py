@@ -64,7 +64,7 @@ class VerlFilter:
         self.row_of, self.source, self.max_inflight = np.asarray(row_of, dtype=np.int64), source, max_inflight
         self.policy = policy or build_policy(config)
         self.policy.bind(table, facts)
-        self.total, self.skipped = Ledger(), 0
+        self.total = Ledger()
         self._submission = 0
         self._spare = np.zeros(0, dtype=np.int64)  # taken from the stream and not sent yet
 
