@@ -24,18 +24,17 @@ from benchmarks.cells import Parser, machine, run_script, to_json, versions, wri
 from benchmarks.presets import FULL, TIGHT, spelled
 from verl_adaptive.simulate import (
     PEERS,
-    Clock,
     ClockConfig,
     LengthConfig,
     Machine,
     Setting,
     Task,
-    Timing,
     make_simulation,
     parse_pool,
     preset_names,
     run_task,
 )
+from verl_adaptive.simulate.clock import Clock, Timing
 
 HERE = Path(__file__).resolve().parent
 

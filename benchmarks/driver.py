@@ -47,7 +47,8 @@ from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Session
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
-from verl_adaptive.stats import KEY_DTYPE, Journal, StatsTable
+from verl_adaptive.stats import Journal, StatsTable
+from verl_adaptive.stats.keys import KEY_DTYPE
 
 #: TransferQueue's calls, untimed: the stand-in's own.
 RAW = SimpleNamespace(put=tq.kv_batch_put, clear=tq.kv_clear, list=tq.kv_list)

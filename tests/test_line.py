@@ -11,7 +11,7 @@ from verl_adaptive.engine.prompt_source import CandidateQueue, PromptSource
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Sampler
-from verl_adaptive.simulate import WorldPrompts
+from verl_adaptive.simulate.worlds import WorldPrompts
 
 
 class Gate(Sampler):

@@ -12,8 +12,9 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
-from verl_adaptive.stats import StatsTable, dataset_keys, key_hex, warm_start
+from verl_adaptive.stats import StatsTable, dataset_keys, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
+from verl_adaptive.stats.keys import key_hex
 
 
 def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:

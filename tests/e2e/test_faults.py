@@ -20,7 +20,8 @@ from tests.e2e.faults import (
     sound,
 )
 from tests.e2e.harness import replays, train
-from verl_adaptive.stats import key_hex, read_snapshot
+from verl_adaptive.stats import read_snapshot
+from verl_adaptive.stats.keys import key_hex
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 matrix = pytest.mark.matrix

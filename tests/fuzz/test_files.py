@@ -21,9 +21,9 @@ from tests.fuzz.common import damage, examples, json_values, seeds, survives
 from verl_adaptive.cli import main
 from verl_adaptive.report.collect import collect
 from verl_adaptive.report.page import render
-from verl_adaptive.stats import SnapshotError, StatsTable, dataset_keys, open_run, read_snapshot, warm_start
+from verl_adaptive.stats import StatsTable, dataset_keys, open_run, read_snapshot, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
-from verl_adaptive.stats.snapshot import _digest, _seal, attached, read_manifest
+from verl_adaptive.stats.snapshot import SnapshotError, _digest, _seal, attached, read_manifest
 from verl_adaptive.stats.state import join_state, split_state
 
 

@@ -34,13 +34,9 @@ from verl_adaptive.integration.compared_settings import IRRELEVANT, LOGGED, comp
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.monitor import Monitor  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
-from verl_adaptive.stats import (  # noqa: E402
-    Journal,
-    SnapshotError,
-    read_manifest,
-    read_snapshot,
-)
+from verl_adaptive.stats import Journal, read_snapshot  # noqa: E402
 from verl_adaptive.stats.reader import JournalReader  # noqa: E402
+from verl_adaptive.stats.snapshot import SnapshotError, read_manifest  # noqa: E402
 
 PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, "filter": "band"}
 

@@ -13,7 +13,8 @@ from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import KINDS, Judge, fallen, hear, source_label
 from verl_adaptive.report.learning_curve import headline
-from verl_adaptive.stats import Journal, StatsTable, dataset_keys, keys_array, open_run
+from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
+from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.state import join_state, split_state
 
 

@@ -28,9 +28,10 @@ from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _large
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import surprise
-from verl_adaptive.stats import Journal, StatsTable, keys_array, open_run
+from verl_adaptive.stats import Journal, StatsTable, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
+from verl_adaptive.stats.keys import keys_array
 
 SECTIONS = (
     *("Learning", "What to look at today", "The end of the run", "Likely wrong labels"),

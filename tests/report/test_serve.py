@@ -27,7 +27,8 @@ from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
-from verl_adaptive.stats import Journal, find_runs, keys_array
+from verl_adaptive.stats import Journal, find_runs
+from verl_adaptive.stats.keys import keys_array
 
 
 class Answer(NamedTuple):

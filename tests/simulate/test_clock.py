@@ -13,24 +13,23 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.simulate import (
     PEERS,
-    Clock,
     ClockConfig,
     LengthConfig,
-    Lengths,
     Machine,
     PoolConfig,
     Setting,
-    Simulation,
-    StaticWorld,
     Task,
-    Timing,
     make_simulation,
     preset_names,
     read_trace,
     run_task,
     summarise,
 )
+from verl_adaptive.simulate.clock import Clock, Timing
+from verl_adaptive.simulate.driver import Simulation
+from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.verl_filter import VerlFilter
+from verl_adaptive.simulate.worlds import StaticWorld
 
 SMALL = ClockConfig(Machine(replicas=2, slots=8), LengthConfig(median=60, sigma=0.8, cap=400), prompt_tokens=10)
 SLOW = replace(SMALL, machine=Machine(1, 3, 0.01, 0.01))  # most requests wait for a slot

@@ -66,7 +66,7 @@ def test_a_large_step_is_made_smaller_with_its_machine() -> None:
 
 @pytest.mark.parametrize(("n", "share"), [(2, 0.3), (8, 0.05), (8, 0.5), (16, 0.9), (16, 1.0), (2, 1.0)])
 def test_the_pool_has_the_share_asked_for(n, share) -> None:
-    p = _pool(20_000, n, share, 0)
+    p = _pool(20_000, n, share)
     mixed = float((1 - p**n - (1 - p) ** n).mean())
     assert mixed == pytest.approx(share, abs=0.01) or (mixed < share and (p > 0).all() and (p < 1).all())
     assert np.isin(p, (0.0, 1.0)).any() or mixed <= share + 0.01

@@ -9,7 +9,9 @@ import numpy as np
 import pytest
 
 from verl_adaptive.engine import StepResult
-from verl_adaptive.simulate import Simulation, StaticWorld, make_simulation
+from verl_adaptive.simulate import make_simulation
+from verl_adaptive.simulate.driver import Simulation
+from verl_adaptive.simulate.worlds import StaticWorld
 
 
 def logit_normal(count: int, centre: float, spread: float, seed: int = 0) -> np.ndarray:

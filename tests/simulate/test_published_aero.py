@@ -14,7 +14,8 @@ import functools
 import numpy as np
 import pytest
 
-from verl_adaptive.simulate import StaticWorld, make_simulation
+from verl_adaptive.simulate import make_simulation
+from verl_adaptive.simulate.worlds import StaticWorld
 
 Q = 1000
 

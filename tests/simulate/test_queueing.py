@@ -11,7 +11,9 @@ from hypothesis import strategies as st
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.simulate import LengthConfig, Lengths, Machine, ServerQueue
+from verl_adaptive.simulate import LengthConfig, Machine
+from verl_adaptive.simulate.lengths import Lengths
+from verl_adaptive.simulate.queueing import ServerQueue
 
 
 def drain(queue: ServerQueue) -> list[tuple[int, float]]:

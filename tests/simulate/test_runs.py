@@ -14,13 +14,10 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.significance import t95
 from verl_adaptive.simulate import (
     REFERENCES,
-    Measure,
     PoolConfig,
     Setting,
-    StaticWorld,
     Task,
     compose_preset,
-    make_pool,
     make_simulation,
     parse_pool,
     preset_names,
@@ -28,8 +25,10 @@ from verl_adaptive.simulate import (
     summarise,
     tasks,
 )
-from verl_adaptive.simulate.measure import estimates
+from verl_adaptive.simulate.measure import Measure, estimates
+from verl_adaptive.simulate.pools import make_pool
 from verl_adaptive.simulate.presets import _composed
+from verl_adaptive.simulate.worlds import StaticWorld
 
 POOL = PoolConfig(prompts=200, failure=0.02)
 SMALL = Setting(batch=8, n=8, steps=25, budget=25 * 64)

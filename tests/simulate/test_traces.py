@@ -12,18 +12,9 @@ import pytest
 from tests.cli.stores import make_run
 from tests.world import keys_of
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.simulate import (
-    PoolConfig,
-    ReplayedWorld,
-    Setting,
-    Trace,
-    make_replayed,
-    make_simulation,
-    read_trace,
-    run_task,
-    tasks,
-)
-from verl_adaptive.simulate.replayed import knot_rates
+from verl_adaptive.simulate import PoolConfig, Setting, make_simulation, read_trace, run_task, tasks
+from verl_adaptive.simulate.replayed import ReplayedWorld, knot_rates, make_replayed
+from verl_adaptive.simulate.traces import Trace
 from verl_adaptive.stats import open_run
 from verl_adaptive.stats.keys import key_hex
 

@@ -13,9 +13,8 @@ from hypothesis import strategies as st
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
-from verl_adaptive.simulate import WorldPrompts
 from verl_adaptive.simulate.verl_filter import POLL, VerlFilter
-from verl_adaptive.simulate.worlds import number_keys
+from verl_adaptive.simulate.worlds import WorldPrompts, number_keys
 from verl_adaptive.stats.table import StatsTable
 
 BATCH, N = 6, 4

@@ -12,19 +12,10 @@ from hypothesis import strategies as st
 from verl_adaptive.engine import Requests
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.rng import Draw
-from verl_adaptive.simulate import (
-    LearningConfig,
-    LearningWorld,
-    PoolConfig,
-    StaticWorld,
-    WorldPrompts,
-    make_pool,
-    make_simulation,
-    parse_pool,
-)
-from verl_adaptive.simulate.learning import LIMIT, advantages, group_relative
-from verl_adaptive.simulate.pools import source_of, starting_rates
-from verl_adaptive.simulate.worlds import draw_groups
+from verl_adaptive.simulate import PoolConfig, make_simulation, parse_pool
+from verl_adaptive.simulate.learning import LIMIT, LearningConfig, LearningWorld, advantages, group_relative
+from verl_adaptive.simulate.pools import make_pool, source_of, starting_rates
+from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts, draw_groups
 
 
 def requests(submission, n, stage=0, index=None) -> Requests:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 
 from verl_adaptive.groups import Groups
-from verl_adaptive.stats import KEY_DTYPE, Journal, JournalError
+from verl_adaptive.stats import Journal
+from verl_adaptive.stats.journal import JournalError
+from verl_adaptive.stats.keys import KEY_DTYPE
 
 
 def make_keys(count: int, seed: int = 0) -> np.ndarray:

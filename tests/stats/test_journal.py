@@ -23,8 +23,8 @@ from tests.stats.made import make_groups, make_keys, written
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal
 from verl_adaptive.groups import Groups
-from verl_adaptive.stats import Journal, JournalBusy, JournalError, StatsTable, journal, open_run
-from verl_adaptive.stats.journal import sealed
+from verl_adaptive.stats import Journal, StatsTable, journal, open_run
+from verl_adaptive.stats.journal import JournalBusy, JournalError, sealed
 from verl_adaptive.stats.reader import JournalReader
 
 KEYS = make_keys(20)

@@ -14,19 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.stats.made import make_keys
-from verl_adaptive.stats import (
-    KEY_DTYPE,
-    custom_key,
-    dataset_identity,
-    dataset_keys,
-    fingerprint,
-    key_hex,
-    keys_array,
-    keys_bytes,
-    parse_hex,
-    prompt_key,
-    repeated_rows,
-)
+from verl_adaptive.stats import dataset_identity, dataset_keys, fingerprint, repeated_rows
+from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, key_hex, keys_array, keys_bytes, parse_hex, prompt_key
 
 VECTORS = json.loads((Path(__file__).parent / "fixtures" / "key_vectors.json").read_text(encoding="utf-8"))
 

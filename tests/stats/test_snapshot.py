@@ -20,8 +20,10 @@ from hypothesis import strategies as st
 from tests.stats.made import make_keys
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal, filled
-from verl_adaptive.stats import Column, SnapshotError, SnapshotMissing, StatsTable, read_snapshot, write_snapshot
+from verl_adaptive.stats import SnapshotMissing, StatsTable, read_snapshot, write_snapshot
 from verl_adaptive.stats import snapshot as module
+from verl_adaptive.stats.snapshot import SnapshotError
+from verl_adaptive.stats.table import Column
 
 META = {"policy": "greso", "policy_digest": "d1", "dataset": "f1", "step": 7}
 STATE = {

@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
-from verl_adaptive.stats import KEY_DTYPE, SHARED_COLUMNS, Column, StatsTable, fingerprint, keys_bytes
+from verl_adaptive.stats import StatsTable, fingerprint
+from verl_adaptive.stats.keys import KEY_DTYPE, keys_bytes
+from verl_adaptive.stats.table import SHARED_COLUMNS, Column
 
 # -- rows -----------------------------------------------------------------------------------------------------------
 

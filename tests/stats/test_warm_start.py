@@ -19,20 +19,11 @@ from hypothesis import strategies as st
 from tests.stats.made import make_keys
 from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
-from verl_adaptive.stats import (
-    Journal,
-    SnapshotError,
-    StatsTable,
-    StoreError,
-    dataset_keys,
-    key_hex,
-    keys_bytes,
-    open_run,
-    warm_start,
-    write_snapshot,
-)
+from verl_adaptive.stats import Journal, StatsTable, StoreError, dataset_keys, open_run, warm_start, write_snapshot
+from verl_adaptive.stats.keys import key_hex, keys_bytes
 from verl_adaptive.stats.results import read_results
 from verl_adaptive.stats.running_mean import Memory
+from verl_adaptive.stats.snapshot import SnapshotError
 from verl_adaptive.stats.visits import Visits
 
 KEYS = make_keys(6)

@@ -19,6 +19,8 @@ from verl_adaptive.stats.prompts import Prompts
 SURPRISING = 2.3
 #: Success share up to which a label is suspected at all: a wrong label may match a lucky wrong answer now and then.
 _LUCKY = 0.05
+#: Rollouts below which nothing is said of a prompt.
+_LEAST = 8
 #: Prompts of a source from which it is known what is usual.
 _USUAL = 20
 #: Successes up to which the tail is added up one by one.
@@ -50,18 +52,17 @@ def _tail(most: int, n: int, a: float, b: float) -> float:
     return max(0.0, -(top + math.log(sum(math.exp(t - top) for t in terms))) / math.log(10))
 
 
-def suspects(prompts: Prompts, *, least: int = 8) -> tuple[np.ndarray, np.ndarray]:
+def suspects(prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
     """Rows of suspected prompts, the most surprising first, and their surprise.
 
     Args:
         prompts: the store's.
-        least: rollouts below which nothing is said of a prompt.
     """
     table = prompts.table
     rollouts, successes = prompts.get("rollouts"), prompts.get("successes")
     code = table.col("source").astype(np.int64)
     value = np.zeros(len(table))
-    doubtful = (rollouts >= least) & (successes <= _LUCKY * rollouts)
+    doubtful = (rollouts >= _LEAST) & (successes <= _LUCKY * rollouts)
     tried = np.flatnonzero(rollouts > 0)
     tried = tried[np.argsort(code[tried], kind="stable")]  # source after source: there may be thousands
     for inside in np.split(tried, np.flatnonzero(np.diff(code[tried])) + 1):

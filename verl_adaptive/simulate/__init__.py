@@ -11,48 +11,31 @@ Rows are flat dictionaries: ``pandas.DataFrame(rows)``.
 
 from __future__ import annotations
 
-from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
-from verl_adaptive.simulate.driver import Simulation, make_simulation
+from verl_adaptive.simulate.clock import ClockConfig
+from verl_adaptive.simulate.driver import make_simulation
 from verl_adaptive.simulate.equal_budget import CLOCK_LIMITS, LIMITS, Setting, Task, run_task, summarise, tasks
 from verl_adaptive.simulate.expected import expected_waiting
-from verl_adaptive.simulate.learning import LearningConfig, LearningWorld
-from verl_adaptive.simulate.lengths import LengthConfig, Lengths
-from verl_adaptive.simulate.measure import Measure
-from verl_adaptive.simulate.pools import PoolConfig, make_pool, parse_pool
+from verl_adaptive.simulate.lengths import LengthConfig
+from verl_adaptive.simulate.pools import PoolConfig, parse_pool
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, preset_names
-from verl_adaptive.simulate.queueing import Machine, ServerQueue
-from verl_adaptive.simulate.replayed import ReplayedWorld, make_replayed
-from verl_adaptive.simulate.traces import Trace, read_trace
-from verl_adaptive.simulate.worlds import StaticWorld, World, WorldPrompts
+from verl_adaptive.simulate.queueing import Machine
+from verl_adaptive.simulate.traces import read_trace
+from verl_adaptive.simulate.worlds import World
 
 __all__ = [
     "CLOCK_LIMITS",
     "LIMITS",
     "PEERS",
     "REFERENCES",
-    "Clock",
     "ClockConfig",
-    "LearningConfig",
-    "LearningWorld",
     "LengthConfig",
-    "Lengths",
     "Machine",
-    "Measure",
     "PoolConfig",
-    "ReplayedWorld",
-    "ServerQueue",
     "Setting",
-    "Simulation",
-    "StaticWorld",
     "Task",
-    "Timing",
-    "Trace",
     "World",
-    "WorldPrompts",
     "compose_preset",
     "expected_waiting",
-    "make_pool",
-    "make_replayed",
     "make_simulation",
     "parse_pool",
     "preset_names",

@@ -74,7 +74,6 @@ def expected_waiting(
     share: float = 0.5,
     passes: float = 2.0,
     clock: ClockConfig | None = None,
-    seed: int = 0,
     most: int = _MOST,
     run: int | None = None,
 ) -> Waiting:
@@ -87,7 +86,6 @@ def expected_waiting(
         passes: over the data set that the run makes with GRPO's batch; methods that learn from a prompt's earlier visits have
             none in the first. At least ½ are simulated and two to four at most; further ones cost what the last does.
         clock: what generation takes; default: the model of the documentation.
-        seed: of the simulation.
         most: rollouts of a GRPO step from which on batch, machine and the options that count prompts or rollouts of a step
             (:data:`verl_adaptive.config.PER_STEP`) are made smaller together.
         run: steps of the run, for options that count over all of them; None: not known, and those stay as they are.
@@ -108,10 +106,10 @@ def expected_waiting(
     clock = replace(clock, machine=Machine(1, slots, m.base, m.each * m.slots / slots))
     simulated = min(4.0, max(0.5, passes), max(2.0, _ALL_STEPS / a_pass))
     steps = max(1, round(a_pass * simulated))
-    p = _pool(max(a_pass * smaller, 64), n, share, seed)
+    p = _pool(max(a_pass * smaller, 64), n, share)
     config = _scaled(config, smaller / batch, steps / run if run else 1.0)
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
-    base, run_of = (_run(policy, p, clock, smaller, n, steps, seed) for policy in (plain, config))
+    base, run_of = (_run(policy, p, clock, smaller, n, steps) for policy in (plain, config))
 
     def ratio(key: str, part: slice = slice(None)) -> float:
         return float(run_of.row(part)[key] / base.row(part)[key])
@@ -163,9 +161,9 @@ def _groups(config: AdaptiveConfig, n: int) -> int:
     return -(-n // (config.allocator.get("n") or n)) if config.batch_unit == "rollouts" else 1
 
 
-def _pool(size: int, n: int, share: float, seed: int) -> np.ndarray:
+def _pool(size: int, n: int, share: float) -> np.ndarray:
     """Pass rates of which groups of n have variance with about this share."""
-    rng = np.random.default_rng([seed, 8])
+    rng = np.random.default_rng([0, 8])
     p = 1.0 / (1.0 + np.exp(-rng.standard_normal(size)))
     mixed = float((1.0 - p**n - (1.0 - p) ** n).mean())
     flat = 1.0 - min(1.0, share / mixed) if mixed else 0.0
@@ -173,13 +171,11 @@ def _pool(size: int, n: int, share: float, seed: int) -> np.ndarray:
     return np.where(kind < flat * _HOPELESS, 0.0, np.where(kind < flat, 1.0, p))
 
 
-def _run(
-    config: AdaptiveConfig, p: np.ndarray, clock: ClockConfig, batch: int, n: int, steps: int, seed: int
-) -> Timing:
-    config = replace(config, seed=seed, total_rollouts=None, skip_zero_advantage=None)
+def _run(config: AdaptiveConfig, p: np.ndarray, clock: ClockConfig, batch: int, n: int, steps: int) -> Timing:
+    config = replace(config, seed=0, total_rollouts=None, skip_zero_advantage=None)
     watch, timing = Clock(clock), Timing(clock)
-    world = StaticWorld(p, seed, lengths=Lengths(clock.lengths, len(p), seed))
-    simulation = Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, clock=watch)
+    world = StaticWorld(p, lengths=Lengths(clock.lengths, len(p)))
+    simulation = Simulation(config, world, batch=batch, n=n, steps=steps, clock=watch)
     while not simulation.finished:
         result = simulation.run_step()
         timing.count(watch.phases[-1], result, config.tolerance, 0.0)
