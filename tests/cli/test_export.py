@@ -14,7 +14,7 @@ import pytest
 from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
 from verl_adaptive.stats import StatsTable, dataset_keys, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
-from verl_adaptive.stats.keys import key_hex
+from verl_adaptive.stats.keys import Identity, key_hex
 
 
 def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:
@@ -202,7 +202,7 @@ def test_a_foreign_data_set_and_an_empty_answer_are_refused(finished, tmp_path, 
 
 def test_ones_own_ids(tmp_path, call) -> None:
     rows = hostile_rows(20)
-    ids = dataset_keys(rows, id_key="extra_info.id")
+    ids = dataset_keys(rows, Identity(id_key="extra_info.id"))
     data = write_dataset(tmp_path / "d.parquet", rows)
     lines = [json.dumps({"key": key, "n": 8, "successes": i % 9}) for i, key in enumerate(key_hex(ids))]
     (tmp_path / "eval.jsonl").write_text("\n".join(lines))

@@ -265,12 +265,13 @@ def logit(model, tokenizer, text: str) -> float:
         return model(**tokenizer(text, return_tensors="pt")).logits.item()
 
 
-def test_a_classifier_in_a_pool_of_its_own(tmp_path):
+@every_mode
+def test_a_classifier_in_a_pool_of_its_own(mode, tmp_path):
     """A discriminative reward model, asked by the function of docs/faq.md: its logit is the reward."""
     model, tokenizer = classifier(tmp_path / "grader")
     (code,) = re.findall(r"```python\n(.*?async def grade.*?)```", (REPO / "docs" / "faq.md").read_text(), re.DOTALL)
     words = reward_model(tmp_path, tmp_path / "grader", "grade", code)
-    run = train(tmp_path, "+adaptive=greso", *words, *SHORT)
+    run = train(tmp_path, "+adaptive=greso", *MODES[mode], *words, *SHORT)
     trained(run)
     assert optimizer_updates(run, 2) == 4
     rows = trained_rows(run)

@@ -22,6 +22,7 @@ from verl_adaptive.integration.inspect import _rows
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import dataset_keys
+from verl_adaptive.stats.keys import Identity
 
 
 def picture(shade: int) -> dict:
@@ -101,14 +102,14 @@ def test_items_of_an_own_dataset_class_keep_their_images_apart():
         raw = [{"role": "user", "content": [*parts, {"type": "text", "text": "What is this?"}]}]
         return {**row("<image>What is this?"), "raw_prompt": raw}
 
-    media = media_columns({"image_key": "pictures"})
-    rows, _ = identity_columns(Own([item(0), item(9), item(9)]), "prompt", media)
-    keys = dataset_keys(rows(), media_keys=media)
+    pictures = Identity(media_keys=media_columns({"image_key": "pictures"}))
+    rows, _ = identity_columns(Own([item(0), item(9), item(9)]), pictures)
+    keys = dataset_keys(rows(), pictures)
     assert keys[0] != keys[1] and keys[1] == keys[2]
-    rows, _ = identity_columns(Own([item(None)]), "prompt", media)
-    assert dataset_keys(rows(), media_keys=media) == dataset_keys([row("<image>What is this?")])
-    rows, _ = identity_columns(Own([{"raw_prompt": "2 + 2?"}]), "question", media)
-    assert dataset_keys(rows(), prompt_key="question") == dataset_keys([{"prompt": "2 + 2?"}])
+    rows, _ = identity_columns(Own([item(None)]), pictures)
+    assert dataset_keys(rows(), pictures) == dataset_keys([row("<image>What is this?")])
+    rows, _ = identity_columns(Own([{"raw_prompt": "2 + 2?"}]), Identity("question"))
+    assert dataset_keys(rows(), Identity("question")) == dataset_keys([{"prompt": "2 + 2?"}])
 
 
 def test_a_number_of_rollouts_in_the_data_is_refused(tmp_path):

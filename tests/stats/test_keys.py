@@ -15,7 +15,16 @@ from hypothesis import strategies as st
 
 from tests.stats.made import make_keys
 from verl_adaptive.stats import dataset_identity, dataset_keys, fingerprint, repeated_rows
-from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, key_hex, keys_array, keys_bytes, parse_hex, prompt_key
+from verl_adaptive.stats.keys import (
+    KEY_DTYPE,
+    Identity,
+    custom_key,
+    key_hex,
+    keys_array,
+    keys_bytes,
+    parse_hex,
+    prompt_key,
+)
 
 VECTORS = json.loads((Path(__file__).parent / "fixtures" / "key_vectors.json").read_text(encoding="utf-8"))
 
@@ -203,10 +212,10 @@ def test_a_hugging_face_dataset_is_read_without_decoding(tmp_path: Path) -> None
     data = datasets.Dataset.from_list(rows, features=kind)
     keys = dataset_keys(data)
     assert len(np.unique(keys)) == 1 and keys[0] == dataset_keys(rows)[0]
-    by_id = dataset_keys(data, id_key="extra_info.index")
+    by_id = dataset_keys(data, Identity(id_key="extra_info.index"))
     assert keys_bytes(by_id) == [custom_key(i) for i in range(3)]
     with pytest.raises(ValueError, match=r"adaptive\.id_key='nope\.x'.*data_source"):
-        dataset_keys(data, id_key="nope.x")
+        dataset_keys(data, Identity(id_key="nope.x"))
 
 
 # -- arrays and data sets -------------------------------------------------------------------------------------------
@@ -277,9 +286,9 @@ def test_rows_without_what_is_needed_are_named() -> None:
     with pytest.raises(ValueError, match=r"data\.prompt_key='prompt': row 1 .*data_source, text"):
         dataset_keys(rows)
     with pytest.raises(ValueError, match=r"adaptive\.id_key='extra_info\.id': row 1 .*data_source, text"):
-        dataset_keys(rows, id_key="extra_info.id")
-    assert len(dataset_keys(rows[:1], id_key="extra_info.id")) == 1
-    assert dataset_keys([{"text": "x", "a.b": 1}], prompt_key="text", id_key="a.b")[0] == keys_array([custom_key(1)])[0]
+        dataset_keys(rows, Identity(id_key="extra_info.id"))
+    assert len(dataset_keys(rows[:1], Identity(id_key="extra_info.id"))) == 1
+    assert dataset_keys([{"text": "x", "a.b": 1}], Identity("text", "a.b"))[0] == keys_array([custom_key(1)])[0]
 
 
 def test_one_question_with_two_answers_is_two_prompts() -> None:

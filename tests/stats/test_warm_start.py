@@ -20,7 +20,7 @@ from tests.stats.made import make_keys
 from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, StatsTable, StoreError, dataset_keys, open_run, warm_start, write_snapshot
-from verl_adaptive.stats.keys import key_hex, keys_bytes
+from verl_adaptive.stats.keys import Identity, key_hex, keys_bytes
 from verl_adaptive.stats.results import read_results
 from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.snapshot import SnapshotError
@@ -164,7 +164,7 @@ def rows() -> list[dict[str, Any]]:
 
 def data_set(id_key: str | None = None) -> StatsTable:
     table = StatsTable()
-    table.rows_for(dataset_keys(rows(), id_key=id_key))
+    table.rows_for(dataset_keys(rows(), Identity(id_key=id_key)))
     return table
 
 
@@ -198,7 +198,7 @@ FORMS: dict[str, list[dict[str, Any]]] = {
 )
 def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path) -> None:
     id_key = "extra_info.id" if name == "id" else None
-    by_content = dict(zip(map(repr, rows()), dataset_keys(rows(), id_key=id_key), strict=True))
+    by_content = dict(zip(map(repr, rows()), dataset_keys(rows(), Identity(id_key=id_key)), strict=True))
     out = []
     for entry in FORMS[form]:
         row = {k: entry[k] for k in rows()[0]}
@@ -214,7 +214,7 @@ def test_every_documented_form(form: str, suffix: str, name: str, tmp_path: Path
             row = {"extra_info": row["extra_info"]}
         out.append({**row, **rest})
     table = data_set(id_key)
-    report = warm_start(table, save(tmp_path / f"eval{suffix}", out), discount=0.5, id_key=id_key)
+    report = warm_start(table, save(tmp_path / f"eval{suffix}", out), discount=0.5, identity=Identity(id_key=id_key))
     assert (report.kind, report.offered, report.matched, report.used) == ("results", 3, 3, 3)
     assert numbers(table, "rollouts", "successes", "tokens") == [
         [4, 4, 4, 0, 0, 0],

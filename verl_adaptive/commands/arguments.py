@@ -5,9 +5,9 @@ from __future__ import annotations
 import argparse
 import math
 import os
-from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.keys import Identity
 
 
 def count(text: str) -> int:
@@ -74,9 +74,9 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def how_identified(args: argparse.Namespace) -> dict[str, Any]:
-    """What the options of :func:`add_store_options` say of a prompt's identity, to ``open_run`` and to data sets."""
-    return {"prompt_key": args.prompt_key, "id_key": args.id_key, "media_keys": dict(args.media_key)}
+def identity_of(args: argparse.Namespace) -> Identity:
+    """What the options of :func:`add_store_options` say of a prompt's identity."""
+    return Identity(args.prompt_key, args.id_key, dict(args.media_key))
 
 
 def add_json_option(parser: argparse.ArgumentParser) -> None:

@@ -31,7 +31,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from verl_adaptive.commands.arguments import add_store_options, condition, how_identified, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, identity_of, refuse_overwrite
 from verl_adaptive.commands.output import note, note_gaps
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.stats import open_run
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             raise AdaptiveError(f"{args.out} is what is read; name another file")
     if args.data is not None:
         open_parquet(args.data).close()
-    opened, said = open_run(args.store, **how_identified(args)), ""
+    opened, said = open_run(args.store, identity=identity_of(args)), ""
     note_gaps(opened)
     if args.data is not None and wanted is not None:
         keep, said = _judged(opened, wanted, args)
@@ -127,7 +127,7 @@ def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[
         AdaptiveError: the store knows none of the rows, or none is wanted.
     """
     prompts = opened.prompts
-    keys, sources = keys_of(args.data, **how_identified(args))
+    keys, sources = keys_of(args.data, opened.identity)
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
     rows = prompts.table.rows_for(keys, sources=np.array(sources, dtype=object))

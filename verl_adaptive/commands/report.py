@@ -22,7 +22,7 @@ from verl_adaptive.commands.arguments import (
     add_store_options,
     add_tries_option,
     count,
-    how_identified,
+    identity_of,
     refuse_overwrite,
 )
 from verl_adaptive.commands.output import note
@@ -101,7 +101,6 @@ def collected_of(args: argparse.Namespace, opened: Run, against: Sequence[Run] =
         data=args.data,
         rollouts=rollouts_of(args.rollouts, args.data, opened.about),
         against=against,
-        **how_identified(args),
     )
 
 
@@ -128,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
         args.store, args.rollouts = args.rollouts, None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
-    opened = open_run(args.store, **how_identified(args))
-    others = [] if args.against is None else open_runs(args.against, damaged=note, **how_identified(args))
+    opened = open_run(args.store, identity=identity_of(args))
+    others = [] if args.against is None else open_runs(args.against, damaged=note, identity=identity_of(args))
     against = [run for run in others if len(others) == 1 or run.id != opened.id]
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)

@@ -32,7 +32,7 @@ from verl_adaptive.commands.arguments import (
     add_tries_option,
     condition,
     count,
-    how_identified,
+    identity_of,
 )
 from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError
@@ -108,7 +108,7 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
-    runs = open_runs(args.store, damaged=note, **how_identified(args))
+    runs = open_runs(args.store, damaged=note, identity=identity_of(args))
     if args.runs or len(runs) > 1:
         options = {
             "--where": wanted,
@@ -126,7 +126,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     if args.columns:
         return _print_columns(opened, args.json)
     if args.data and opened.kind == "rollouts":
-        opened.beside(args.data, **how_identified(args))
+        opened.beside(args.data)
     prompts = opened.prompts
     limit = args.limit or 10
     asked = wanted is not None or args.sort or args.limit
@@ -174,7 +174,7 @@ def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]
 
 def _add_texts(shown: dict[str, list[dict[str, Any]]], opened: Any, args: argparse.Namespace) -> None:
     wanted = {record["key"] for records in shown.values() for record in records}
-    texts = opened.texts(wanted, data=args.data, **how_identified(args))
+    texts = opened.texts(wanted, data=args.data)
     for records in shown.values():
         for record in records:
             record["text"] = texts[record["key"]].text if record["key"] in texts else None

@@ -10,6 +10,7 @@ from torch.utils.data import Dataset
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.stats.keys import Identity
 
 
 class NumberedDataset(Dataset):
@@ -137,15 +138,14 @@ def refuse_own_numbers(columns: Iterable[str]) -> None:
 
 
 def identity_columns(
-    dataset: Any, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
+    dataset: Any, identity: Identity
 ) -> tuple[Callable[[], Iterable[dict]], Callable[[str], list[str]]]:
     """How to read what makes a prompt's identity.
 
     Args:
         dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
             decoding images. Of somebody's own dataset class the items are all there is.
-        prompt_key: ``data.prompt_key``.
-        media_keys: :func:`verl_adaptive.integration.facts.media_columns`.
+        identity: :func:`verl_adaptive.integration.facts.identity_of`.
 
     Returns:
         A function that gives the rows anew, and one that gives a column as text.
@@ -158,15 +158,15 @@ def identity_columns(
 
         return lambda: frame, column
 
-    columns = set((media_keys or {}).values())
+    media = list(identity.media.values())
 
     def items() -> Iterator[dict]:
         for index in range(len(dataset)):
             item = dataset[index]
-            if prompt_key not in item:
-                item = {**item, prompt_key: item.get("raw_prompt")}
-            elif not columns & item.keys() and (shown := _shown(item)):
-                item = {**item, next(iter((media_keys or {}).values()), "images"): shown}
+            if identity.prompt_key not in item:
+                item = {**item, identity.prompt_key: item.get("raw_prompt")}
+            elif not set(media) & item.keys() and (shown := _shown(item)):
+                item = {**item, media[0]: shown}
             yield item
 
     return items, lambda name: [str(item.get(name, "")) for item in items()]

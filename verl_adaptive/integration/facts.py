@@ -15,6 +15,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.integration.engines import model_of
 from verl_adaptive.policy import Policy
+from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.snapshot import FOLDER
 
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
@@ -219,6 +220,11 @@ def image_note(config: Any, kind: str) -> str:
 def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
     """Where verl looks for images, videos and audios: ``data.image_key``, ``data.video_key``, ``data.audio_key``."""
     return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
+
+
+def identity_of(config: Any, id_key: str | None = None) -> Identity:
+    """Which columns of the data say which prompt a row is; ``id_key``: ``adaptive.id_key``."""
+    return Identity(config.data.get("prompt_key", "prompt"), id_key, media_columns(config.data))
 
 
 def distillation_note(config: Any) -> str:

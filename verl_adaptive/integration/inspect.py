@@ -27,7 +27,7 @@ from verl_adaptive.integration.facts import has_critic
 from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
 from verl_adaptive.simulate.worlds import WorldPrompts
-from verl_adaptive.stats.keys import KEY_DTYPE, dataset_keys
+from verl_adaptive.stats.keys import KEY_DTYPE, Identity, dataset_keys
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
@@ -314,7 +314,7 @@ def _check_ids(config: DictConfig, id_key: str) -> None:
         with pq.ParquetFile(path) as file:
             rows = next(file.iter_batches(batch_size=1)).to_pylist() if file.metadata.num_rows else []
         try:
-            dataset_keys(rows, id_key=id_key)
+            dataset_keys(rows, Identity(id_key=id_key))
         except (TypeError, ValueError) as error:
             raise ConfigError("adaptive.id_key", id_key, f"{path}: {error}") from error
 

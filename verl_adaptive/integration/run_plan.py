@@ -146,9 +146,7 @@ class RunPlan:
             place=facts.journal_place(config, adaptive),
             settings=settings_of(adaptive, batch=batch, n=n, run=compared_of(config, policy)),
             results={
-                "prompt_key": config.data.get("prompt_key", "prompt"),
-                "id_key": adaptive.id_key,
-                "media_keys": facts.media_columns(config.data),
+                "identity": facts.identity_of(config, adaptive.id_key),
                 "success": adaptive.success.of,
                 "tolerance": adaptive.tolerance,
             },

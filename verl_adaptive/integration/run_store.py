@@ -17,7 +17,7 @@ import transfer_queue as tq
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.dataloader import identity_columns, refuse_own_numbers
-from verl_adaptive.integration.facts import media_columns
+from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.resume import SAVED, check_resume, resume_of
 from verl_adaptive.integration.run_plan import RunPlan
@@ -28,7 +28,6 @@ from verl_adaptive.stats import (
     SnapshotMissing,
     StatsTable,
     dataset_identity,
-    dataset_keys,
     fingerprint,
     first_difference,
     read_snapshot,
@@ -36,6 +35,7 @@ from verl_adaptive.stats import (
     write_snapshot,
 )
 from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, attached, new_folder, read_manifest
 
 logger = logging.getLogger(__name__)
@@ -64,16 +64,11 @@ class RunStore:
     def __init__(self, config: Any, plan: RunPlan, dataset: Any) -> None:
         self.config, self.plan = config, plan
         self.adaptive = adaptive = plan.adaptive
-        self._prompt_key, self._media_keys = config.data.get("prompt_key", "prompt"), media_columns(config.data)
-        rows, columns = identity_columns(dataset, self._prompt_key, self._media_keys)
+        identity = identity_of(config, adaptive.id_key)
+        rows, columns = identity_columns(dataset, identity)
         refuse_own_numbers(next(iter(rows()), {}))
         try:
-            if adaptive.id_key is not None:
-                self.keys = questions = dataset_keys(rows(), id_key=adaptive.id_key)
-            else:
-                self.keys, questions = dataset_identity(
-                    rows(), prompt_key=self._prompt_key, media_keys=self._media_keys
-                )
+            self.keys, questions = dataset_identity(rows(), identity)
         except (TypeError, ValueError) as error:
             raise AdaptiveError(f"the training set's prompts cannot be identified: {error}") from error
         self.sources = columns("data_source")
@@ -84,7 +79,7 @@ class RunStore:
         self._newest: Path | None = None  # the checkpoint saved last
         self._with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
         self.plan = plan.sized(len(self.keys), len(self.table))
-        self._report_duplicates(questions, rows)
+        self._report_duplicates(questions, rows, identity)
         self._attempt: str | None = None  # of the journal: the one that wrote the checkpoint
         self._no_warm_start: Exception | None = None
         if adaptive.warm_start is not None:
@@ -96,10 +91,8 @@ class RunStore:
 
     # -- opening --------------------------------------------------------------------------------------------
 
-    def _report_duplicates(self, questions: np.ndarray, rows: Callable[[], Iterable[dict]]) -> None:
-        if self.adaptive.id_key is None and (
-            found := first_difference(rows(), self.keys, prompt_key=self._prompt_key, media_keys=self._media_keys)
-        ):
+    def _report_duplicates(self, questions: np.ndarray, rows: Callable[[], Iterable[dict]], identity: Identity) -> None:
+        if identity.id_key is None and (found := first_difference(rows(), self.keys, identity)):
             first, again, paths = found
             logger.warning(
                 "training set: rows %d and %d have the same data source, messages and answer, so they are one prompt with one "

@@ -28,6 +28,7 @@ from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.advantage import register_estimator
 from verl_adaptive.integration.checks import check_manager
 from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_columns
+from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
@@ -219,7 +220,7 @@ class AdaptiveMixin(MinibatchMixin):
         metrics = super()._validate()
         if self._validation_prompts is None:
             try:
-                _, column = identity_columns(self.val_dataset, self.config.data.get("prompt_key", "prompt"))
+                _, column = identity_columns(self.val_dataset, identity_of(self.config))
                 self._validation_prompts = dict(Counter(column("data_source")))
             except Exception as error:  # somebody's own dataset class: readers do without, training goes on
                 logger.warning("validation prompts cannot be counted by data source: %s", error)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -49,9 +49,6 @@ def collect(
     limit: int = 100,
     data: str | None = None,
     rollouts: str | None = None,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
-    media_keys: Mapping[str, str] | None = None,
     against: Sequence[Run] = (),
 ) -> Collected:
     """Work everything out.
@@ -62,12 +59,10 @@ def collect(
         limit: prompts in each list.
         data: the training set; adds texts, expected answers and the search for conflicting ones.
         rollouts: verl's ``trainer.rollout_data_dir``; with ``data``, adds what the listed prompts answered.
-        prompt_key, id_key, media_keys: as in training.
         against: other runs.
     """
-    how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
     if data is not None and run.kind == "rollouts":
-        run.beside(data, id_key=id_key, **how)
+        run.beside(data)
     facts = overview(run, tries=tries, history=False)
     facts["argument"], facts["data"] = run.source, data
     history = History(run) if run.has_course else None
@@ -88,9 +83,9 @@ def collect(
         notes=notes,
     )
     if data is not None or run.kind == "rollouts":
-        add_texts(lists, run, rollouts, data=data, id_key=id_key, **how)
+        add_texts(lists, run, data, rollouts)
     if data is not None:
-        out.conflicts = conflicts(data, limit, **how)
+        out.conflicts = conflicts(data, limit, run.identity)
     if run.kind == "rollouts":
         notes.append("verl writes down the rollouts that trained: prompts and groups that were dropped are not in it.")
     for other in against:

@@ -91,17 +91,16 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     return out
 
 
-def add_texts(lists: list[PromptList], run: Run, rollouts: str | None, **how: Any) -> None:
+def add_texts(lists: list[PromptList], run: Run, data: str | None, rollouts: str | None) -> None:
     """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
 
     Args:
         lists: as :func:`lists_of` made them; their records get ``row``, ``expected``, ``said`` and ``text``;
             ``row`` and ``source`` are left out where none is known.
         run: whose prompts they are.
-        rollouts: ``trainer.rollout_data_dir``, or None.
-        how: further arguments of :meth:`verl_adaptive.stats.Run.texts`.
+        data, rollouts: as :meth:`verl_adaptive.stats.Run.texts`.
     """
-    texts = run.texts({record["key"] for each in lists for record in each.records}, rollouts=rollouts, **how)
+    texts = run.texts({record["key"] for each in lists for record in each.records}, data=data, rollouts=rollouts)
     for each in lists:
         for record in each.records:
             found, numbers = texts.get(record["key"]), dict(record)

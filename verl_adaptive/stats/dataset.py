@@ -4,51 +4,40 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
 import numpy as np
 
-from verl_adaptive.stats.keys import MEDIA_FIELDS, dataset_identity, dataset_keys, dig, keys_array, keys_bytes
+from verl_adaptive.stats.keys import CONTENT, Identity, dataset_identity, dig, keys_array, keys_bytes
 from verl_adaptive.stats.rows import StoreError, parquet_rows
 
 
-def _keyed(
-    path: str,
-    *,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
-    media_keys: Mapping[str, str] | None = None,
-    question: bool = False,
-) -> Iterator[tuple[int, dict[str, Any], bytes]]:
+def _keyed(path: str, identity: Identity, *, question: bool = False) -> Iterator[tuple[int, dict[str, Any], bytes]]:
     """Every row's number, the row, and its key (``question``: with the answer left out)."""
-    columns = {"data_source", prompt_key, "reward_model", *MEDIA_FIELDS, *(media_keys or {}).values()}
-    if id_key is not None:
-        columns |= {id_key, id_key.split(".")[0]}
-    how: dict[str, Any] = {"prompt_key": prompt_key, "media_keys": media_keys}
     start = 0
-    for rows in parquet_rows(path, columns):
+    for rows in parquet_rows(path, identity.columns):
         try:
-            keys = dataset_identity(rows, **how)[1] if question else dataset_keys(rows, id_key=id_key, **how)
+            keys = dataset_identity(rows, identity)[question]
         except (ValueError, TypeError) as error:
             raise StoreError(f"{path}, rows from {start}: {error}") from error
         yield from zip(range(start, start + len(rows)), rows, keys_bytes(keys), strict=True)
         start += len(rows)
 
 
-def keys_of(path: str, **how: Any) -> tuple[np.ndarray, list[str]]:
+def keys_of(path: str, identity: Identity = CONTENT) -> tuple[np.ndarray, list[str]]:
     """The key and the data source of every row, as training makes them.
 
     Args:
         path: the file.
-        how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
+        identity: as in training.
 
     Raises:
         StoreError: unreadable, or a row lacks what its key is made of.
     """
     keys, sources = [], []
-    for _, row, key in _keyed(path, **how):
+    for _, row, key in _keyed(path, identity):
         keys.append(key)
         sources.append(str(row.get("data_source") or ""))
     return keys_array(keys), sources
@@ -99,38 +88,39 @@ class Row:
     said: Said | None = None
 
 
-def rows_of(path: str, wanted: set[str] | None, *, prompt_key: str = "prompt", **how: Any) -> dict[str, Row]:
+def rows_of(path: str, wanted: set[str] | None, identity: Identity = CONTENT) -> dict[str, Row]:
     """The first rows of some prompts, by key in hex digits; prompts that are not in the file are left out.
 
     Args:
         path: the file.
         wanted: the keys; None: all.
-        prompt_key, how: as :func:`keys_of`.
+        identity: as in training.
     """
     found: dict[str, Row] = {}
-    for number, row, raw in _keyed(path, prompt_key=prompt_key, **how):
+    for number, row, raw in _keyed(path, identity):
         if (key := raw.hex()) not in found and (wanted is None or key in wanted):
             answer = dig(row, "reward_model.ground_truth")
             said = "" if answer is None else str(answer)
-            found[key] = Row(number, text_of(row, prompt_key), said, str(row.get("data_source") or ""))
+            found[key] = Row(number, text_of(row, identity.prompt_key), said, str(row.get("data_source") or ""))
     return found
 
 
-def conflicts(path: str, limit: int, *, prompt_key: str = "prompt", **how: Any) -> list[dict[str, Any]]:
-    """Questions that a data set holds with different answers; arguments as :func:`rows_of`.
+def conflicts(path: str, limit: int, identity: Identity = CONTENT) -> list[dict[str, Any]]:
+    """Questions that a data set holds with different answers, whatever the user's own identifiers; arguments as :func:`rows_of`.
 
     Returns:
         ``text``, ``answers`` and ``rows`` of the first ``limit``; the total is in ``of`` of each.
     """
     rows: dict[bytes, list[int]] = {}
     answers: list[str] = []
-    for number, row, key in _keyed(path, prompt_key=prompt_key, question=True, **how):
+    for number, row, key in _keyed(path, replace(identity, id_key=None), question=True):
         rows.setdefault(key, []).append(number)
         answers.append(str(dig(row, "reward_model.ground_truth")))
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]
     shown = {r[0] for r in found[:limit]}
-    every = enumerate(chain.from_iterable(parquet_rows(path, {prompt_key})))
-    texts = {number: text_of(row, prompt_key) for number, row in every if number in shown} if shown else {}
+    name = identity.prompt_key
+    every = enumerate(chain.from_iterable(parquet_rows(path, {name})))
+    texts = {number: text_of(row, name) for number, row in every if number in shown} if shown else {}
     return [
         {"text": texts[r[0]], "answers": sorted({answers[i] for i in r}), "rows": r, "of": len(found)}
         for r in found[:limit]

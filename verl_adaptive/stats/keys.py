@@ -27,6 +27,7 @@ import hashlib
 import math
 import struct
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -211,31 +212,48 @@ def dig(row: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-def _media_columns(media_keys: Mapping[str, str] | None) -> dict[str, str]:
-    """The column of each of :data:`MEDIA_FIELDS`."""
-    given = dict(media_keys or {})
-    unknown = set(given) - set(MEDIA_FIELDS)
-    if unknown:
-        raise ValueError(f"media are {', '.join(MEDIA_FIELDS)}, not {', '.join(sorted(unknown))}")
-    return {name: given.get(name, name) for name in MEDIA_FIELDS}
+@dataclass(frozen=True)
+class Identity:
+    """Which columns of a data set say which prompt a row is.
 
-
-def media_of(row: Mapping[str, Any], media_keys: Mapping[str, str] | None = None) -> dict[str, Any] | None:
-    """Images, videos and audios of a row, as stored and by verl's default names, so that a column may be renamed.
-
-    Args:
-        row: a row of a data set.
-        media_keys: the columns that ``images``, ``videos`` and ``audios`` are in (``data.image_key`` and so on), where
-            they are not called that.
-
-    Returns:
-        None if there are none.
+    Attributes:
+        prompt_key: the messages (verl's ``data.prompt_key``).
+        id_key: dotted path of the user's own identifier (``adaptive.id_key``), which then counts instead of the content.
+        media_keys: the columns of ``images``, ``videos`` and ``audios`` (``data.image_key`` and so on), where they are not
+            called that.
 
     Raises:
         ValueError: ``media_keys`` names something else.
     """
-    found = {name: row[column] for name, column in _media_columns(media_keys).items() if row.get(column) is not None}
-    return found or None
+
+    prompt_key: str = "prompt"
+    id_key: str | None = None
+    media_keys: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        unknown = set(self.media_keys) - set(MEDIA_FIELDS)
+        if unknown:
+            raise ValueError(f"media are {', '.join(MEDIA_FIELDS)}, not {', '.join(sorted(unknown))}")
+
+    @property
+    def media(self) -> dict[str, str]:
+        """The column of each of :data:`MEDIA_FIELDS`."""
+        return {name: self.media_keys.get(name, name) for name in MEDIA_FIELDS}
+
+    @property
+    def columns(self) -> set[str]:
+        """What has to be read: the content's columns, and the root of the user's own identifier."""
+        own = () if self.id_key is None else (self.id_key, self.id_key.split(".")[0])
+        return {"data_source", self.prompt_key, "reward_model", *self.media.values(), *own}
+
+    def media_of(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
+        """Images, videos and audios of a row, as stored and by verl's default names, so that a column may be renamed."""
+        found = {name: row[column] for name, column in self.media.items() if row.get(column) is not None}
+        return found or None
+
+
+CONTENT = Identity()
+"""verl's default columns."""
 
 
 def _leaves(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[str]:
@@ -258,21 +276,13 @@ def _stored_rows(rows: Iterable[Mapping[str, Any]], columns: set[str]) -> Iterat
         yield from rows
 
 
-def dataset_keys(
-    rows: Iterable[Mapping[str, Any]],
-    *,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
-    media_keys: Mapping[str, str] | None = None,
-) -> np.ndarray:
+def dataset_keys(rows: Iterable[Mapping[str, Any]], identity: Identity = CONTENT) -> np.ndarray:
     """One key a row of a data set, in its order.
 
     Args:
         rows: dicts with ``data_source``, the prompt's messages and ``reward_model.ground_truth``, as verl stores them
             (any iterable; a ``datasets.Dataset`` is read without decoding its images).
-        prompt_key: the field that holds the messages (verl's ``data.prompt_key``).
-        id_key: dotted path of the user's own identifier (``adaptive.id_key``), used instead of the content.
-        media_keys: as :func:`media_of`.
+        identity: the columns.
 
     Returns:
         Array of :data:`KEY_DTYPE`, shape ``(rows,)``.
@@ -280,35 +290,35 @@ def dataset_keys(
     Raises:
         ValueError: a row lacks the messages or the identifier; the message names the row and what it does have.
     """
-    if id_key is not None:
-        return keys_array([custom_key(value) for value in _identifiers(rows, id_key)])
-    return keys_array([_content_key(parts) for parts in _contents(rows, prompt_key, media_keys)])
+    return dataset_identity(rows, identity)[0]
 
 
-def dataset_identity(
-    rows: Iterable[Mapping[str, Any]], *, prompt_key: str = "prompt", media_keys: Mapping[str, str] | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """:func:`dataset_keys`, and the keys of the questions, which leave the answer out: one question may have two answers."""
-    keys, questions = [], []
-    for parts in _contents(rows, prompt_key, media_keys):
-        keys.append(_content_key(parts))
-        questions.append(_content_key([*parts[:2], _encode(None), *parts[3:]]))
-    return keys_array(keys), keys_array(questions)
+def dataset_identity(rows: Iterable[Mapping[str, Any]], identity: Identity = CONTENT) -> tuple[np.ndarray, np.ndarray]:
+    """:func:`dataset_keys`, and the keys of the questions, which leave the answer out: one question may have two answers.
+
+    With the user's own identifiers both are these.
+    """
+    if identity.id_key is not None:
+        keys = keys_array([custom_key(value) for value in _identifiers(rows, identity.id_key)])
+        return keys, keys
+    made = [
+        (_content_key(parts), _content_key([*parts[:2], _encode(None), *parts[3:]]))
+        for parts in _contents(rows, identity)
+    ]
+    return keys_array([key for key, _ in made]), keys_array([question for _, question in made])
 
 
-def _contents(
-    rows: Iterable[Mapping[str, Any]], prompt_key: str, media_keys: Mapping[str, str] | None
-) -> Iterator[list[bytes]]:
+def _contents(rows: Iterable[Mapping[str, Any]], identity: Identity) -> Iterator[list[bytes]]:
     """:func:`_content` of every row."""
-    columns = {"data_source", prompt_key, "reward_model", *_media_columns(media_keys).values()}
-    for number, row in enumerate(_stored_rows(rows, columns)):
-        messages = row.get(prompt_key)
+    for number, row in enumerate(_stored_rows(rows, identity.columns)):
+        messages = row.get(identity.prompt_key)
         if messages is None:
             raise ValueError(
-                f"data.prompt_key={prompt_key!r}: row {number} has no such value; it has: {', '.join(_leaves(row))}"
+                f"data.prompt_key={identity.prompt_key!r}: row {number} has no such value; it has: "
+                f"{', '.join(_leaves(row))}"
             )
         answer = dig(row, "reward_model.ground_truth")
-        yield _content(row.get("data_source"), messages, answer, media_of(row, media_keys))
+        yield _content(row.get("data_source"), messages, answer, identity.media_of(row))
 
 
 def _identifiers(rows: Iterable[Mapping[str, Any]], id_key: str) -> Iterator[Any]:
@@ -372,18 +382,14 @@ _BOOKKEEPING = frozenset({"index", "split", "extra_info.index", "extra_info.spli
 
 
 def first_difference(
-    rows: Iterable[Mapping[str, Any]],
-    keys: np.ndarray,
-    *,
-    prompt_key: str = "prompt",
-    media_keys: Mapping[str, str] | None = None,
+    rows: Iterable[Mapping[str, Any]], keys: np.ndarray, identity: Identity = CONTENT
 ) -> tuple[int, int, list[str]] | None:
     """The first two rows that have one key and differ in something else that verl hands to the agent loop.
 
     Position and split (``extra_info.index``, ``extra_info.split``) are no difference.
 
     Args:
-        rows, prompt_key, media_keys: as in :func:`dataset_keys`.
+        rows, identity: as in :func:`dataset_keys`.
         keys: theirs.
 
     Returns:
@@ -391,7 +397,7 @@ def first_difference(
     """
     leader = _leaders(keys)
     again = np.flatnonzero(leader != np.arange(len(keys)))
-    apart = {"data_source", prompt_key, "raw_prompt", *_media_columns(media_keys).values()}
+    apart = {"data_source", identity.prompt_key, "raw_prompt", *identity.media.values()}
     columns = set(getattr(rows, "column_names", ())) - apart
     if not len(again) or (hasattr(rows, "column_names") and not columns):
         return None

@@ -36,6 +36,7 @@ import numpy as np
 
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
+from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.rows import StoreError, json_lines, parquet_rows
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import Visits
@@ -51,7 +52,7 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
     return chain.from_iterable(parquet_rows(path))
 
 
-def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys: Mapping[str, str] | None) -> bytes:
+def _key(row: Mapping[str, Any], identity: Identity) -> bytes:
     value = row.get("key")
     if isinstance(value, bytes):
         if len(value) != 16:
@@ -59,15 +60,18 @@ def _key(row: Mapping[str, Any], prompt_key: str, id_key: str | None, media_keys
         return value
     if value is not None:
         return _keys.parse_hex(str(value))
-    if id_key is not None:
-        found = _keys.dig(row, id_key)
+    if identity.id_key is not None:
+        found = _keys.dig(row, identity.id_key)
         if found is None:
-            raise ValueError(f"neither key nor {id_key} (adaptive.id_key)")
+            raise ValueError(f"neither key nor {identity.id_key} (adaptive.id_key)")
         return _keys.custom_key(found)
-    if row.get(prompt_key) is None:
-        raise ValueError(f"neither key nor {prompt_key} says which prompt it is about; it has: {', '.join(row)}")
+    messages = row.get(identity.prompt_key)
+    if messages is None:
+        raise ValueError(
+            f"neither key nor {identity.prompt_key} says which prompt it is about; it has: {', '.join(row)}"
+        )
     answer = row["ground_truth"] if "ground_truth" in row else _keys.dig(row, "reward_model.ground_truth")
-    return _keys.prompt_key(row.get("data_source"), row[prompt_key], answer, _keys.media_of(row, media_keys))
+    return _keys.prompt_key(row.get("data_source"), messages, answer, identity.media_of(row))
 
 
 def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]) -> tuple[float, ...]:
@@ -140,21 +144,17 @@ def _tokens(row: Mapping[str, Any]) -> float:
 def read_results(
     path: Path,
     *,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
+    identity: Identity = CONTENT,
     success: Callable[[np.ndarray], np.ndarray] = success_by_default,
     tolerance: float = 0.0,
-    media_keys: Mapping[str, str] | None = None,
 ) -> StatsTable:
     """Read an offline evaluation; all rows of one prompt together count as one visit.
 
     Args:
         path: a Parquet file or one with a JSON object a line; columns as in this module's description.
-        prompt_key: name of the column of messages.
-        id_key: dotted path of the user's own identifier.
+        identity: its columns that say which prompt a row is about.
         success: what each ``score`` says of success, in [0, 1]: :meth:`verl_adaptive.config.SuccessConfig.of`.
         tolerance: as in :meth:`StatsTable.observe`.
-        media_keys: as in :func:`verl_adaptive.stats.keys.media_of`.
 
     Raises:
         StoreError: not readable, or a row lacks what is needed; the message names file, row and column.
@@ -164,7 +164,7 @@ def read_results(
     sources: list[str] = []
     for number, row in enumerate(_rows(path)):
         try:
-            keys.append(_key(row, prompt_key, id_key, media_keys))
+            keys.append(_key(row, identity))
             outcomes.append((*_outcome(row, success), _tokens(row)))
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error

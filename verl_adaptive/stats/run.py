@@ -22,6 +22,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
@@ -29,6 +30,7 @@ from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.history import Flips, Window
+from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
 from verl_adaptive.stats.rows import StoreError
@@ -100,17 +102,27 @@ class Run:
         where: the folder, or the file.
         tolerance: a group has zero variance if max − min of its signal is at most this (journals and results); None: as the
             run itself had it, where it says so.
-        results: how to read a file of results: further arguments of :func:`verl_adaptive.stats.results.read_results`.
+        identity: which columns of a data set, or of a file of results, say which prompt a row is.
+        success: what a score in a file of results says of success, as in :func:`verl_adaptive.stats.results.read_results`.
 
     Attributes:
         about: what the run said of itself: preset, package, step …
         last: the last step that counts, where the run was cut (:meth:`until`).
     """
 
-    def __init__(self, source: str, kind: Kind, where: str, tolerance: float | None = None, **results: Any) -> None:
+    def __init__(
+        self,
+        source: str,
+        kind: Kind,
+        where: str,
+        tolerance: float | None = None,
+        *,
+        identity: Identity = CONTENT,
+        success: Callable[[np.ndarray], np.ndarray] = success_by_default,
+    ) -> None:
         self.source, self.kind, self.where = source, kind, where
         self.last: int | None = None
-        self._results = results
+        self.identity, self._success = identity, success
         self.about: dict[str, Any] = {}
         with reading(source):
             if self.has_course:
@@ -140,7 +152,7 @@ class Run:
         if not self.has_course:
             raise StoreError(f"{self.where} ({self.kind}) has prompts, but no steps or observations")
         if self.kind == "rollouts":
-            return DumpReader(self.where, self._results.get("success", success_by_default))
+            return DumpReader(self.where, self._success)
         return JournalReader(self.where)
 
     @cached_property
@@ -157,7 +169,12 @@ class Run:
     def _read(self) -> tuple[StatsTable, tuple[int, int | None] | None, Flips | None]:
         with reading(self.source):
             if self.kind == "results":
-                return read_results(Path(self.where), tolerance=self.tolerance, **self._results), None, None
+                where, success = Path(self.where), self._success
+                return (
+                    read_results(where, identity=self.identity, success=success, tolerance=self.tolerance),
+                    None,
+                    None,
+                )
             if self.kind == "snapshot":
                 table = read_snapshot(self.where)[0]
                 return table, (int((table.col("retired") > 0).sum()), self.about.get("step")), None
@@ -213,26 +230,18 @@ class Run:
         gaps = self.gaps() if self.has_course else []
         return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
-    def beside(self, data: str, **how: Any) -> None:
-        """Take rows and data sources of verl's rollouts from a data set; before anything else is asked for.
-
-        Args:
-            data: the training set.
-            how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
-        """
+    def beside(self, data: str) -> None:
+        """Take rows and data sources of verl's rollouts from the training set; before anything else is asked for."""
         assert isinstance(self._journal, DumpReader)
-        self._journal.beside(rows_of(data, None, **how))
+        self._journal.beside(rows_of(data, None, self.identity))
 
-    def texts(
-        self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None, **how: Any
-    ) -> dict[str, Row]:
+    def texts(self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
 
         Args:
             wanted: the keys; of verl's rollouts themselves the texts are known without a data set (or :meth:`beside` one).
             data: the training set.
             rollouts: ``trainer.rollout_data_dir``; with ``data``.
-            how: ``prompt_key``, ``id_key`` and ``media_keys``, as in training.
         """
         made = self._journal if self.has_course else None
         if isinstance(
@@ -241,7 +250,7 @@ class Run:
             return {key: replace(made.rows[key], said=made.said.get(key)) for key in wanted & set(made.rows)}
         if data is None:
             return {}
-        rows = rows_of(data, wanted, **how)
+        rows = rows_of(data, wanted, self.identity)
         said: dict[str, Said] = {}
         if rollouts is not None:
             threshold = self.about.get("success")
@@ -251,7 +260,7 @@ class Run:
 
     def again(self) -> Run:
         """The same store, to be read anew."""
-        return Run(self.source, self.kind, self.where, self.tolerance, **self._results)
+        return Run(*(self.source, self.kind, self.where, self.tolerance), identity=self.identity, success=self._success)
 
     def until(self, step: int) -> Run:
         """The same journal up to a step: its prompts as they were then."""
@@ -284,8 +293,7 @@ def open_run(
     source: str | os.PathLike[str],
     *,
     prefer: Literal["journal", "snapshot"] = "journal",
-    tolerance: float | None = None,
-    **results: Any,
+    **how: Any,
 ) -> Run:
     """Open whatever ``source`` is.
 
@@ -293,7 +301,7 @@ def open_run(
         source: a run's folder, its checkpoints or one checkpoint ``global_step_N``, a journal, a snapshot, a folder of verl's
             rollouts (``trainer.rollout_data_dir``), a Parquet or JSONL file of results, or a folder or pattern (``runs/*``) that leads to one run.
         prefer: what to take from a folder of checkpoints that has both.
-        tolerance, results: as :class:`Run`.
+        how: ``tolerance``, ``identity`` and ``success``, as :class:`Run`.
 
     Raises:
         StoreError: nothing there, or several runs; the message says what was looked for, or names them.
@@ -302,7 +310,7 @@ def open_run(
         >>> run = open_run("checkpoints/project/experiment")  # doctest: +SKIP
         >>> run.prompts.to_arrow().to_pandas().sort_values("pass_rate").head()  # doctest: +SKIP
     """
-    runs = open_runs(source, prefer=prefer, tolerance=tolerance, **results)
+    runs = open_runs(source, prefer=prefer, **how)
     if len(runs) > 1:
         there = ", ".join(run.source for run in runs[:4]) + (", …" if len(runs) > 4 else "")
         raise StoreError(f"{os.fspath(source)} leads to {len(runs)} runs, name one: {there}")

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 
 from verl_adaptive.groups import success_by_default
-from verl_adaptive.stats.keys import KEY_DTYPE
+from verl_adaptive.stats.keys import CONTENT, KEY_DTYPE, Identity
 from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
 
@@ -74,11 +73,9 @@ def warm_start(
     source: str | os.PathLike[str],
     *,
     discount: float,
-    prompt_key: str = "prompt",
-    id_key: str | None = None,
+    identity: Identity = CONTENT,
     success: Callable[[np.ndarray], np.ndarray] = success_by_default,
     tolerance: float = 0.0,
-    media_keys: Mapping[str, str] | None = None,
 ) -> WarmStartReport:
     """Fill the statistics of prompts that have none with discounted evidence from elsewhere.
 
@@ -93,7 +90,7 @@ def warm_start(
             checkpoint, a journal, or a Parquet or JSONL file with the columns that :mod:`verl_adaptive.stats.results`
             describes. Of several runs the newest that knows a prompt counts for it.
         discount: weight of the evidence, in (0, 1].
-        prompt_key, id_key, media_keys: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
+        identity: as in :func:`verl_adaptive.stats.dataset_keys`, for files.
         success: as in :func:`verl_adaptive.stats.results.read_results`, for files.
         tolerance: as in :meth:`StatsTable.observe`, for files and journals.
 
@@ -107,8 +104,7 @@ def warm_start(
     if not 0 < discount <= 1:
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
-    how: dict[str, Any] = {"prompt_key": prompt_key, "id_key": id_key, "success": success, "media_keys": media_keys}
-    runs = open_runs(text, prefer="snapshot", tolerance=tolerance, **how)[::-1]
+    runs = open_runs(text, prefer="snapshot", tolerance=tolerance, identity=identity, success=success)[::-1]
     offered, matched, rollouts = 0, np.zeros(len(table), dtype=bool), 0
     used: list[np.ndarray] = []
     for run in runs:
