@@ -101,9 +101,9 @@ def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call, r
     assert call(*words, *NAMED)[0] == 0
     assert pq.read_table(tmp_path / "o.parquet").column("pictures").to_pylist() == [["/p/2.png"]]
     assert "images, videos, audios" in refusal(*words, "--overwrite", "--media-key", "image=pictures", status=2)
-    table, named = StatsTable(), {"prompt_key": "messages", "media_keys": {"images": "pictures"}}
-    table.rows_for(dataset_keys(pq.read_table(data).to_pylist(), **named))
-    assert warm_start(table, results, discount=1.0, **named).used == 5
+    table, named = StatsTable(), Identity("messages", media_keys={"images": "pictures"})
+    table.rows_for(dataset_keys(pq.read_table(data).to_pylist(), named))
+    assert warm_start(table, results, discount=1.0, identity=named).used == 5
 
 
 def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call, refusal) -> None:

@@ -274,6 +274,7 @@ def plot(
     arms: Mapping[str, Sequence[Trial]],
     labels: tuple[str, str],
     *paths: Path,
+    title: str = "",
 ) -> None:
     """Draw values by cost; the ending of each path says the kind of file (PNG, SVG, PDF)."""
     import matplotlib
@@ -285,6 +286,7 @@ def plot(
     figure, axes = plt.subplots(figsize=(7, 3.6), layout="constrained")
     draw(axes, arms, ("#777777", "#1f77b4", "#d62728", "#2ca02c"))
     axes.set(xlabel=labels[0], ylabel=labels[1])
+    axes.set_title(title, fontsize=10)
     axes.legend(frameon=False)
     for path in paths:
         figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
