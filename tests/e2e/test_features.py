@@ -114,9 +114,7 @@ def test_images(mode, tmp_path):
     """
     folder, env = images()
     (tmp_path / "reward.py").write_text(RIGHT)
-    runs = several(
-        tmp_path,
-        {"greso": ("+adaptive=greso",), "grpo": ("+adaptive=grpo",)},
+    words = (
         *MODES[mode],
         f"actor_rollout_ref.model.path={folder / 'model'}",
         *(f"data.train_files={folder / 'train.parquet'}", f"data.val_files={folder / 'val.parquet'}"),
@@ -128,16 +126,18 @@ def test_images(mode, tmp_path):
         "actor_rollout_ref.rollout.load_format=safetensors",
         "actor_rollout_ref.rollout.calculate_log_probs=true",
         *SHORT,
-        **env,
     )
+    runs = {name: train(tmp_path / name, f"+adaptive={name}", *words, **env) for name in ("greso", "grpo")}
     rows = pq.read_metadata(folder / "train.parquet").num_rows
     for run in runs.values():
         trained(run)
         assert optimizer_updates(run, 2) == 8
         table, _, _ = read_snapshot(run.folder / "checkpoints" / "global_step_2" / "adaptive")
         assert len(table) == rows and f"{rows} rows, {rows} distinct prompts" in run.log
-        # vLLM and the actor look at the same pictures; who sees none is right in a third of the cases
-        assert max(run.series("training/rollout_probs_diff_max")) < 0.01
+        # vLLM and the actor look at the same pictures, where both have the same weights; who sees none is right in a third
+        # of the cases
+        apart = run.series("training/rollout_probs_diff_max")
+        assert max(apart if mode == "sync" else apart[:1]) < 0.01, apart
         assert min(run.series("critic/score/mean")) > 0.5
     assert sum(runs["greso"].series("adaptive/rollouts/dropped_total/all_correct")) > 0
     every = runs["grpo"]
