@@ -106,7 +106,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 """
 
 
-@every_mode
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])  # the other: docs/verl_versions.md#images
 def test_images(mode, tmp_path):
     """Prompts that only their picture tells apart, through verl's processor, vLLM and the actor.
 
@@ -121,7 +121,6 @@ def test_images(mode, tmp_path):
         f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
         *("actor_rollout_ref.actor.use_dynamic_bsz=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=1"),
         "actor_rollout_ref.actor.ppo_mini_batch_size=4",  # four are hardly ever equally full, so that there is padding
-        "trainer.v1.separate_async.parameter_sync_step=4",  # which wants these four minibatches
         # verl's default, dummy, overwrites what vLLM 0.28 normalizes pictures by, and no later weights restore it
         "actor_rollout_ref.rollout.load_format=safetensors",
         "actor_rollout_ref.rollout.calculate_log_probs=true",
