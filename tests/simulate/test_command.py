@@ -28,14 +28,9 @@ def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:
 
 
 def test_a_column_has_one_number_of_decimals() -> None:
-    """ "1.06" stood above "1.8", and a column that was 3.2 in every seed read "3.2 ± 1e-15"."""
-    assert [_decimals(column) for column in ([1.8, 0.891], [0.154, -0.0876], [26.7], [300.0, None], [0.0])] == [
-        2,
-        3,
-        1,
-        0,
-        0,
-    ]
+    """A column had 1.06 above 1.8, and one that was 3.2 in every seed read "3.2 ± 1e-15"."""
+    columns = ([1.8, 0.891], [0.154, -0.0876], [26.7], [300.0, None], [0.0])
+    assert [_decimals(column) for column in columns] == [2, 3, 1, 0, 0]
     assert _cell({"gap": 3.2, "gap_half": 1e-15}, "gap", 2) == "3.20 ± 0.00"
     assert _cell({"gap": 3000.0, "gap_half": 31.0}, "gap", 0) == "3,000 ± 31" and _cell({"gap": 3.2}, "gap", 1) == "3.2"
 

@@ -179,7 +179,7 @@ def by_preset(rows: Sequence[dict[str, Any]]) -> dict[str, dict[int, dict[str, A
 
 
 def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Means of all numbers over seeds with half of their 95 % interval (``…_half``), and each preset's share of the oracle's gain over GRPO.
+    """Means of all numbers over seeds, half of their 95 % interval (``…_half``), and each preset's share of the oracle's gain.
 
     ``efficiency_<x>`` is ``(preset − grpo) / (oracle_best − grpo)`` of the means over seeds, for ``signal`` (per
     generated rollout) and ``pool_end`` (what the pool learned); its interval is of the differences, paired by seed. None

@@ -62,7 +62,7 @@ class Merits:
         return f"{self._best()}{silent}".lstrip()
 
     def _best(self) -> str:
-        """The sentence about those that have a figure."""
+        """The sentence about the presets with a figure."""
         known = (p for p in self.ranked(self.ratios) if self.ratios[p])
         real = [p for p in known if p.split()[0] not in REFERENCES and p != BASELINE]
         if not real:

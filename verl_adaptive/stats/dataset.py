@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.stats.keys import CONTENT, Identity, dataset_identity, dig, keys_array, keys_bytes
+from verl_adaptive.stats.keys import CONTENT, Identity, dataset_identity, dataset_keys, dig, keys_array, keys_bytes
 from verl_adaptive.stats.rows import StoreError, parquet_rows
 
 
@@ -19,7 +19,7 @@ def _keyed(path: str, identity: Identity, *, question: bool = False) -> Iterator
     start = 0
     for rows in parquet_rows(path, identity.columns):
         try:
-            keys = dataset_identity(rows, identity)[question]
+            keys = dataset_identity(rows, identity)[1] if question else dataset_keys(rows, identity)
         except (ValueError, TypeError) as error:
             raise StoreError(f"{path}, rows from {start}: {error}") from error
         yield from zip(range(start, start + len(rows)), rows, keys_bytes(keys), strict=True)

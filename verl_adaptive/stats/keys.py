@@ -290,7 +290,9 @@ def dataset_keys(rows: Iterable[Mapping[str, Any]], identity: Identity = CONTENT
     Raises:
         ValueError: a row lacks the messages or the identifier; the message names the row and what it does have.
     """
-    return dataset_identity(rows, identity)[0]
+    if identity.id_key is not None:
+        return keys_array([custom_key(value) for value in _identifiers(rows, identity.id_key)])
+    return keys_array([_content_key(parts) for parts in _contents(rows, identity)])
 
 
 def dataset_identity(rows: Iterable[Mapping[str, Any]], identity: Identity = CONTENT) -> tuple[np.ndarray, np.ndarray]:
@@ -299,7 +301,7 @@ def dataset_identity(rows: Iterable[Mapping[str, Any]], identity: Identity = CON
     With the user's own identifiers both are these.
     """
     if identity.id_key is not None:
-        keys = keys_array([custom_key(value) for value in _identifiers(rows, identity.id_key)])
+        keys = dataset_keys(rows, identity)
         return keys, keys
     made = [
         (_content_key(parts), _content_key([*parts[:2], _encode(None), *parts[3:]]))
