@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -109,6 +111,32 @@ def test_equal_groups_are_cut_as_plain_grpo_cuts_them():
         passes=[Pass(1, "actor", 32), Pass(1, "none", 32)],
     )
     assert made.padding == 0 and made.order.tolist() == list(range(128)) and made.minibatch_rows == 32
+
+
+@settings(max_examples=200)
+@given(
+    lengths=st.lists(st.sampled_from([20, 20, 20, 21, 30]), min_size=1, max_size=24),
+    ranks=st.sampled_from([1, 2, 4, 8]),
+    reference=st.sampled_from([1, 2, 8]),
+    updates=st.sampled_from([1, 2, 4]),
+    padding=st.sampled_from([20, 128]),
+)
+def test_no_ranks_rows_are_all_of_one_length(lengths, ranks, reference, updates, padding):
+    """Of any pass, where positions have several axes: also not where one row is left for eight ranks."""
+    pytest.importorskip("verl")
+    from verl_adaptive.integration.minibatches import _even, _uneven, _workload
+
+    count = len(lengths)
+    facts = (np.arange(count), np.array(lengths), np.zeros(count, int), np.ones(count, bool))
+    passes = [Pass(ranks, "actor", 1), Pass(reference)]
+    lay_out = partial(plan, *facts, ranks=ranks, updates=updates, partition=_even, workload=_workload, passes=passes)
+    made = _uneven(lay_out, facts[1], padding, {ranks, reference})
+    length = np.where(made.order == PAD, padding, facts[1][made.order])
+    length[made.order == PAD] += made.longer
+    for one in (ranks, reference):
+        shares = length[made.order_for(one, _workload(length), _even)].reshape(one, -1)
+        assert all(len(set(share.tolist())) > 1 for share in shares)
+    assert sorted(made.order[made.order != PAD].tolist()) == list(range(count))
 
 
 @pytest.mark.parametrize(("rows", "limit", "size"), [(12, 8, 6), (7, 4, 1), (128, 64, 64), (5, 64, 5)])

@@ -7,11 +7,16 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+from tensordict import TensorDict
 
 pytest.importorskip("verl")
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
-from verl.utils.tensordict_utils import list_of_dict_to_tensordict
+from verl.utils.tensordict_utils import (
+    index_select_tensor_dict,
+    list_of_dict_to_tensordict,
+    maybe_fix_3d_position_ids,
+)
 
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
@@ -19,7 +24,7 @@ from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import StepResult
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.groups import Groups
-from verl_adaptive.integration.rows import alone, padding_row
+from verl_adaptive.integration.rows import alone, longer, padding_row
 
 IDS = torch.arange(9)
 TEXT = {
@@ -67,6 +72,44 @@ def test_padding_rows_of_pictures(kind, short):
     assert tag == {**given, "is_padding": True} and "is_padding" not in given
     for name in ("response_mask", "loss_mask", "rm_scores"):
         assert row[name].shape == (4,) and not row[name].any() and PICTURE[name].any()
+
+
+def selected(rows: list[dict]) -> list[torch.Tensor]:
+    """Positions of the rows as the queue packs them, and verl's workers then take each by itself."""
+    packed = torch.nested.as_nested_tensor([row["position_ids"] for row in rows], layout=torch.jagged)
+    data = TensorDict({"position_ids": packed}, batch_size=len(rows))
+    maybe_fix_3d_position_ids(data)
+    return [index_select_tensor_dict(data, [i])["position_ids"].values() for i in range(len(rows))]
+
+
+@pytest.mark.parametrize("source", [PICTURE, WORDS], ids=["picture", "words"])
+def test_a_padding_row_that_is_longer(source):
+    """Beside it a row of several axes of positions can be told by its length; alone, verl fails."""
+    row, tag = padding_row(dict(source), {"prompt_len": 5, "response_len": 4, "seq_len": 9}, 7, short=False)
+    more, more_tag = longer(row, tag, 7)
+    length, answer = tag["seq_len"], tag["response_len"]
+    assert (more_tag["seq_len"], more_tag["response_len"], more_tag["prompt_len"]) == (
+        *(length + 1, answer + 1),
+        tag["prompt_len"],
+    )
+    for name in (
+        "input_ids",
+        "attention_mask",
+        "routed_experts",
+        "responses",
+        "response_mask",
+        "loss_mask",
+        "rm_scores",
+    ):
+        of = answer if name in ("responses", "response_mask", "loss_mask", "rm_scores") else length
+        assert len(row[name]) == of and len(more[name]) == of + 1 and more[name][:-1].equal(row[name])
+    assert more["input_ids"][-1] == more["responses"][-1] == 7 and more["attention_mask"][-1] == 1
+    assert not more["response_mask"].any() and not more["loss_mask"].any() and not more["rm_scores"].any()
+    assert more["position_ids"].diff(dim=-1).eq(1).all() and more["prompts"].equal(row["prompts"])
+    for rows in ([row], [row, row]):
+        with pytest.raises(RuntimeError, match="split_with_sizes"):  # passing means that none need be longer
+            selected(rows)
+    assert [got.shape for got in selected([row, more, row])] == [(4, length), (4, length + 1), (4, length)]
 
 
 def test_verls_forward_without_pictures():

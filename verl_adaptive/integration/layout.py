@@ -12,7 +12,7 @@ Pure arithmetic: no verl, no torch.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -87,6 +87,34 @@ class Layout:
         start = np.arange(self.ranks)[:, None] * self.rows_per_rank + chunk * self.rows_per_chunk
         return (start + np.arange(self.rows_per_chunk)).ravel()
 
+    @property
+    def longer(self) -> np.ndarray:
+        """bool ``(padding,)``: the first, third, … padding row of its rank, which :meth:`uneven` wants longer."""
+        rank = np.flatnonzero(self.order == PAD) // self.rows_per_rank
+        return (np.arange(len(rank)) - np.searchsorted(rank, rank)) % 2 == 0
+
+    def uneven(
+        self,
+        length: np.ndarray,
+        ranks: Collection[int],
+        workload: Callable[[np.ndarray], np.ndarray],
+        partition: Callable[[np.ndarray, int], list[list[int]]],
+    ) -> bool:
+        """Whether every rank of every pass has rows of more than one length.
+
+        Positions of a multimodal model are (axes, length) a row. Torch takes for the ragged dimension of a nested tensor
+        the first one that differs: of one row, or of rows as long as each other, it is the axes, while verl's workers
+        count on the length (``maybe_fix_3d_position_ids``), and their next selection of rows fails.
+
+        Args:
+            length: int64 ``(len(order),)``, tokens of each physical row.
+            ranks: data-parallel ranks of each pass.
+            workload: as for :func:`plan`.
+            partition: as for :func:`plan`.
+        """
+        orders = [length[self.order_for(one, workload(length), partition)].reshape(one, -1) for one in ranks]
+        return all((share.min(axis=1) < share.max(axis=1)).all() for share in orders)
+
     def order_for(
         self, ranks: int, cost: np.ndarray, partition: Callable[[np.ndarray, int], list[list[int]]]
     ) -> np.ndarray:
@@ -124,6 +152,7 @@ def plan(
     partition: Callable[[np.ndarray, int], list[list[int]]],
     workload: Callable[[np.ndarray], np.ndarray] = lambda x: x,
     passes: Sequence[Pass] = (),
+    spare: int = 0,
 ) -> Layout:
     """Lay out a step.
 
@@ -138,6 +167,7 @@ def plan(
         partition: balanced equal-size partition of workloads into ``ranks`` lists of positions (verl's).
         workload: cost of a sequence of a given length (verl's).
         passes: what goes over the rows, the actor's own update among it.
+        spare: padding rows a chunk and rank beyond those that the splits ask for.
 
     Returns:
         The layout; every trained row appears once.
@@ -156,7 +186,7 @@ def plan(
     zero_row_tokens = np.array([int(loss_tokens[(chunk == c) & ~trains].sum()) for c in range(chunks)], dtype=np.int64)
     minibatches = {"actor": updates, "critic": critic_updates or 1, "none": 1}
     cuts = [(p, minibatches[p.minibatches]) for p in passes]
-    rows = _rows_per_chunk(max(len(m) for m in members), ranks, chunks, cuts)
+    rows = _rows_per_chunk(max(len(m) for m in members) + spare * ranks, ranks, chunks, cuts)
 
     padded = [np.concatenate([m, np.full(rows * ranks - len(m), PAD, dtype=np.int64)]) for m in members]
     costs = [workload(np.where(p == PAD, 1, length[p])) for p in padded]

@@ -6,9 +6,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -23,7 +24,7 @@ from verl_adaptive.integration.advantage import EstimatorContext, provide
 from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.queue import Batch
-from verl_adaptive.integration.rows import alone, padding_row
+from verl_adaptive.integration.rows import alone, longer, padding_row
 from verl_adaptive.integration.run_plan import RunPlan
 
 if TYPE_CHECKING:
@@ -72,7 +73,9 @@ class MinibatchMixin(_Trainer):
         lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
         row_of = {key: i for i, key in enumerate(batch.keys)}
         sequence_row = np.array([row_of.get(key, PAD) for key, _ in done.sequences], dtype=np.int64)
-        layout = plan(
+        passes = self._passes()
+        lay_out = partial(
+            plan,
             done.group,
             np.array(lengths, dtype=np.int64),
             done.zero_row_tokens,
@@ -81,14 +84,18 @@ class MinibatchMixin(_Trainer):
             updates=max(1, size // actor.ppo_mini_batch_size),
             critic_updates=max(1, size // critic.ppo_mini_batch_size) if self.use_critic else 0,
             partition=_even,
-            workload=lambda x: calculate_workload(torch.as_tensor(x, dtype=torch.int64)),
-            passes=self._passes(),
+            workload=_workload,
+            passes=passes,
         )
+        layout = lay_out()
+        padding = self._padding_row(batch) if layout.padding or self.processor is not None else ({}, {})
+        if self.processor is not None and padding[0]["position_ids"].dim() > 1:
+            layout = _uneven(lay_out, np.array(lengths), padding[1]["seq_len"], {one.ranks for one in passes})
         self._now.layouts.append(layout)
         self._now.rows.append(done.rows)
         real = layout.order != PAD
         layout.order[real] = sequence_row[layout.order[real]]
-        pad_keys, pad_tags = self._padding(batch, layout.padding)
+        pad_keys, pad_tags = self._padding(batch, layout, *padding)
         pads = iter(range(len(pad_keys)))
         keys, new_tags = [], []
         for row in layout.order.tolist():
@@ -138,13 +145,11 @@ class MinibatchMixin(_Trainer):
             passes += [Pass(ranks, "critic", train, stages), Pass(ranks, "none", infer, stages)]
         return passes
 
-    def _padding(self, batch: KVBatchMeta, count: int) -> tuple[list[str], list[dict]]:
-        """Rows that weigh nothing; two tokens long where nothing but text trains, under FSDP.
+    def _padding_row(self, batch: KVBatchMeta) -> tuple[dict, dict]:
+        """A row that weighs nothing, and its tag; two tokens long where nothing but text trains, under FSDP.
 
         Where prompts have pictures, such a row may be the source itself: then the shortest of the batch.
         """
-        if not count:
-            return [], []
         every = self.config.actor_rollout_ref
         strategies = {every.actor.strategy, *([every.ref.strategy] if self.use_reference_policy else [])}
         if self.use_critic:
@@ -153,11 +158,19 @@ class MinibatchMixin(_Trainer):
         lengths = [0 if self.processor is None else tag["seq_len"] for tag in batch.tags]
         at = int(np.argmin(lengths))
         source = tq.kv_batch_get(keys=[batch.keys[at]], partition_id=batch.partition_id)[0]
-        row, tag = padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short)
+        return padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short)
+
+    def _padding(self, batch: KVBatchMeta, layout: Layout, row: dict, tag: dict) -> tuple[list[str], list[dict]]:
+        """Keys and tags of the layout's padding rows, which are written; see :meth:`Layout.uneven` for the longer ones."""
+        if not layout.padding:
+            return [], []
         uid = f"pad{self.global_steps}x{self.local_trigger_step}"
-        keys = [f"{uid}_{i}_0" for i in range(count)]
-        rows = [{**row, "uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(count)]
-        tags = [dict(tag) for _ in range(count)]
+        axes, eos = row["position_ids"].dim() > 1, self.tokenizer.eos_token_id
+        made = [longer(row, tag, eos) if more and axes else (row, tag) for more in layout.longer]
+        keys = [f"{uid}_{i}_0" for i in range(len(made))]
+        own = [{"uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(len(made))]
+        rows = [{**one, **names} for (one, _), names in zip(made, own, strict=True)]
+        tags = [dict(one) for _, one in made]
         tq.kv_batch_put(
             keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows), tags=tags
         )
@@ -203,8 +216,8 @@ class MinibatchMixin(_Trainer):
         """The same rows in the order that a worker group of so many data-parallel ranks needs."""
         if ranks == self._now.layout.ranks:
             return batch
-        lengths = torch.tensor([tag["seq_len"] for tag in batch.tags], dtype=torch.int64)
-        return _rows_at(batch, self._now.layout.order_for(ranks, calculate_workload(lengths).numpy(), _even).tolist())
+        cost = _workload(np.array([tag["seq_len"] for tag in batch.tags]))
+        return _rows_at(batch, self._now.layout.order_for(ranks, cost, _even).tolist())
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         batch = self._infer_rows(
@@ -320,6 +333,29 @@ def _without_padding(batch: KVBatchMeta) -> KVBatchMeta:
 def _rows_at(batch: KVBatchMeta, places: list[int]) -> KVBatchMeta:
     """The rows at these places, in this order."""
     return replace(batch, keys=[batch.keys[i] for i in places], tags=[batch.tags[i] for i in places])
+
+
+def _workload(length: np.ndarray) -> np.ndarray:
+    """verl's, of rows of these lengths."""
+    return calculate_workload(torch.as_tensor(length, dtype=torch.int64)).numpy()
+
+
+def _uneven(lay_out: Callable[..., Layout], length: np.ndarray, padding: int, ranks: set[int]) -> Layout:
+    """The first layout of which no rank's rows are all of one length; see :meth:`Layout.uneven`.
+
+    Args:
+        lay_out: with ``spare`` padding rows.
+        length: int64 ``(S,)``, tokens of each sequence.
+        padding: tokens of a padding row; some have one more.
+        ranks: of the passes.
+    """
+    for spare in range(4 * max(ranks)):  # one or two do, but for a pass of more ranks than the actor has
+        layout = lay_out(spare=spare)
+        physical = np.where(layout.order == PAD, padding, length[layout.order])
+        physical[layout.order == PAD] += layout.longer
+        if layout.uneven(physical, ranks, _workload, _even):
+            break
+    return layout
 
 
 def _even(cost: np.ndarray, parts: int) -> list[list[int]]:

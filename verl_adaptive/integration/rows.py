@@ -56,6 +56,24 @@ def _masked(source: dict, tag: dict) -> tuple[dict, dict]:
     return row, {**tag, "is_padding": True}
 
 
+def longer(row: dict, tag: dict, eos: int) -> tuple[dict, dict]:
+    """A padding row with one token more at its end, which weighs nothing either.
+
+    For :meth:`~verl_adaptive.integration.layout.Layout.uneven`.
+
+    Returns:
+        The row and its tag.
+    """
+    last = {"input_ids": eos, "responses": eos, "teacher_ids": eos, "attention_mask": 1}
+    zeros = ("response_mask", "loss_mask", "rm_scores", "rollout_log_probs", "teacher_logprobs", "routed_experts")
+    row = dict(row)
+    for name, value in {**last, **dict.fromkeys(zeros, 0)}.items():
+        if isinstance(row.get(name), torch.Tensor):
+            row[name] = torch.cat([row[name], row[name].new_full((1, *row[name].shape[1:]), value)])
+    row["position_ids"] = torch.cat([row["position_ids"], row["position_ids"][..., -1:] + 1], dim=-1)
+    return row, {**tag, "response_len": tag["response_len"] + 1, "seq_len": tag["seq_len"] + 1}
+
+
 def alone(result: StepResult, role: Advantage, *, estimator: str, by_std: bool) -> tuple[np.ndarray, np.ndarray]:
     """Trained groups whose advantage verl cannot see in the rows that it gets, and what it is.
 
