@@ -222,6 +222,22 @@ def test_a_race_to_the_finish_trains_short_answers() -> None:
     assert f"slowest fifth, {100 * shorter:.0f} % shorter" in (Path(__file__).parents[2] / "docs/order.md").read_text()
 
 
+def test_slow_prompts_lose_turns_where_the_data_are_few_batches() -> None:
+    """docs/order.md says how many, of half-solved prompts."""
+    said = []
+    for batches in (4, 8):
+        size = 64 * batches
+        lengths = Lengths(LengthConfig(), size)
+        rates = np.full(size, 0.5)
+        run, _ = timed("grpo", rates, ClockConfig(), lengths, batch=64, steps=15 * batches, ahead=1)
+        slow = lengths.centre > np.quantile(lengths.centre, 0.8)
+        trained = np.concatenate([result.groups.index[result.trained] for result in run]) % size
+        said.append(1 - slow[trained].mean() / slow.mean())
+    few, more = (f"{100 * lost:.0f} %" for lost in said)
+    text = f"trains {few} less often with data of four batches, {more} with eight"
+    assert text in (Path(__file__).parents[2] / "docs/order.md").read_text()
+
+
 def test_a_window_that_is_kept_full_leaves_no_slot_idle() -> None:
     seconds = {}
     for ahead in (None, 2):

@@ -74,7 +74,7 @@ def add_store_options(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def identity_of(args: argparse.Namespace) -> Identity:
+def identity_from(args: argparse.Namespace) -> Identity:
     """What the options of :func:`add_store_options` say of a prompt's identity."""
     return Identity(args.prompt_key, args.id_key, dict(args.media_key))
 

@@ -27,7 +27,7 @@ from verl_adaptive.commands.arguments import (
     add_store_options,
     count,
     finite,
-    identity_of,
+    identity_from,
     refuse_overwrite,
 )
 from verl_adaptive.commands.export import write_pages
@@ -138,7 +138,7 @@ def run(args: argparse.Namespace) -> int:
 def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     """Name → runs of each arm."""
     words = [(word, None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)) for word in args.arms]
-    found = [open_runs(match[2] if match else word, identity=identity_of(args)) for word, match in words]
+    found = [open_runs(match[2] if match else word, identity=identity_from(args)) for word, match in words]
     if len(found) == 1 and len(found[0]) == 2 and words[0][1] is None:
         return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", found[0], strict=True)}
     if len(words) > 2 and not any(match for _, match in words) and all(len(runs) == 1 for runs in found):

@@ -31,15 +31,15 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyarrow import csv
 
-from verl_adaptive.commands.arguments import add_store_options, condition, identity_of, refuse_overwrite
+from verl_adaptive.commands.arguments import add_store_options, condition, identity_from, refuse_overwrite
 from verl_adaptive.commands.output import note, note_gaps
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.stats import open_run
 from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.expressions import Expression
+from verl_adaptive.stats.files import StoreError, open_parquet
 from verl_adaptive.stats.reader import OBSERVATIONS
-from verl_adaptive.stats.rows import StoreError, open_parquet
 from verl_adaptive.text import number, plain, share
 
 FORMATS = (".parquet", ".csv", ".jsonl")
@@ -89,7 +89,7 @@ def run(args: argparse.Namespace) -> int:
             raise AdaptiveError(f"{args.out} is what is read; name another file")
     if args.data is not None:
         open_parquet(args.data).close()
-    opened, said = open_run(args.store, identity=identity_of(args)), ""
+    opened, said = open_run(args.store, identity=identity_from(args)), ""
     note_gaps(opened)
     if args.data is not None and wanted is not None:
         keep, said = _judged(opened, wanted, args)

@@ -22,7 +22,7 @@ from verl_adaptive.commands.arguments import (
     add_store_options,
     add_tries_option,
     count,
-    identity_of,
+    identity_from,
     refuse_overwrite,
 )
 from verl_adaptive.commands.output import note
@@ -127,8 +127,8 @@ def run(args: argparse.Namespace) -> int:
         args.store, args.rollouts = args.rollouts, None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
-    opened = open_run(args.store, identity=identity_of(args))
-    others = [] if args.against is None else open_runs(args.against, damaged=note, identity=identity_of(args))
+    opened = open_run(args.store, identity=identity_from(args))
+    others = [] if args.against is None else open_runs(args.against, damaged=note, identity=identity_from(args))
     against = [run for run in others if len(others) == 1 or run.id != opened.id]
     collected = collected_of(args, opened, against)
     page = render(collected, title=args.title)

@@ -21,7 +21,7 @@ import threading
 from typing import Any
 from urllib.parse import quote
 
-from verl_adaptive.commands.arguments import add_store_options, identity_of
+from verl_adaptive.commands.arguments import add_store_options, identity_from
 from verl_adaptive.commands.output import note
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
@@ -156,4 +156,4 @@ def _is_loopback(host: str) -> bool:
 
 
 def _render(args: argparse.Namespace, run: Run, live: Live) -> str:
-    return render(collected_of(args, open_run(run.where, identity=identity_of(args))), live=live)
+    return render(collected_of(args, open_run(run.where, identity=identity_from(args))), live=live)

@@ -32,7 +32,7 @@ from verl_adaptive.commands.arguments import (
     add_tries_option,
     condition,
     count,
-    identity_of,
+    identity_from,
 )
 from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError
@@ -108,7 +108,7 @@ def _watch(args: argparse.Namespace, wanted: Any) -> int:
 
 
 def _once(args: argparse.Namespace, wanted: Any) -> int:
-    runs = open_runs(args.store, damaged=note, identity=identity_of(args))
+    runs = open_runs(args.store, damaged=note, identity=identity_from(args))
     if args.runs or len(runs) > 1:
         options = {
             "--where": wanted,

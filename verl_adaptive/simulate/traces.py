@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import at_least
+from verl_adaptive.stats.files import StoreError, json_lines
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array
 from verl_adaptive.stats.reader import OBSERVATIONS
-from verl_adaptive.stats.rows import StoreError, json_lines
 from verl_adaptive.stats.run import TABLES, open_run
 from verl_adaptive.stats.table import StatsTable, key_words
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.journal import Journal
 from verl_adaptive.stats.keys import (
     dataset_identity,
@@ -10,7 +11,6 @@ from verl_adaptive.stats.keys import (
     first_difference,
     repeated_rows,
 )
-from verl_adaptive.stats.rows import StoreError
 from verl_adaptive.stats.run import Run, find_runs, open_run, open_runs
 from verl_adaptive.stats.snapshot import SnapshotMissing, read_snapshot, write_snapshot
 from verl_adaptive.stats.table import StatsTable

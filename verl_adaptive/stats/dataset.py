@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.stats.files import StoreError, parquet_rows
 from verl_adaptive.stats.keys import CONTENT, Identity, dataset_identity, dataset_keys, dig, keys_array, keys_bytes
-from verl_adaptive.stats.rows import StoreError, parquet_rows
 
 
 def _keyed(path: str, identity: Identity, *, question: bool = False) -> Iterator[tuple[int, dict[str, Any], bytes]]:

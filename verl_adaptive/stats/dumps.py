@@ -20,9 +20,9 @@ import pyarrow as pa
 
 from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.stats.dataset import Row, Said
+from verl_adaptive.stats.files import StoreError, json_lines
 from verl_adaptive.stats.keys import prompt_key
 from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
-from verl_adaptive.stats.rows import StoreError, json_lines
 
 #: Bytes that are read at most, the newest steps first.
 MOST = 512 * 2**20

@@ -36,8 +36,8 @@ import numpy as np
 
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
+from verl_adaptive.stats.files import StoreError, json_lines, parquet_rows
 from verl_adaptive.stats.keys import CONTENT, Identity
-from verl_adaptive.stats.rows import StoreError, json_lines, parquet_rows
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import Visits
 

@@ -29,11 +29,11 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
+from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
-from verl_adaptive.stats.rows import StoreError
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable, key_words
 
