@@ -104,7 +104,7 @@ class Layout:
 
         Positions of a multimodal model are (axes, length) a row. Torch takes for the ragged dimension of a nested tensor
         the first one that differs: of one row, or of rows as long as each other, it is the axes, while verl's workers
-        count on the length (``maybe_fix_3d_position_ids``), and their next selection of rows fails.
+        count on the length (``maybe_fix_3d_position_ids``), and their next selection of rows fails (verl issue 7899).
 
         Args:
             length: int64 ``(len(order),)``, tokens of each physical row.
