@@ -114,6 +114,26 @@ def test_an_id_that_no_row_has(examine, tmp_path) -> None:
     assert examine(*words, "adaptive.id_key=extra_info.nothing", *own)[0] == 0
 
 
+def test_rows_that_repeat_a_prompt_are_counted_as_training_counts_them(examine, tmp_path) -> None:
+    """By them the groups of a preset of one rollout a prompt are sized, and a resume under another size is refused."""
+    rows = hostile_rows(100)
+    data = write_dataset(
+        tmp_path / "train.parquet", [{**row, "extra_info": {"index": i}} for i, row in enumerate(rows * 4)]
+    )
+    words = ("+adaptive=solo", f"data.train_files={data}", "data.train_batch_size=32", "actor_rollout_ref.rollout.n=8")
+    plan = examine(*words)[1]["THE PLAN"]
+    assert (plan["prompts"], plan["n"]) == (100, 4)
+    assert examine(*words, "adaptive.id_key=extra_info.index")[1]["THE PLAN"]["n"] == 1
+
+
+def test_more_data_sources_than_there_are_numbers(examine, tmp_path) -> None:
+    (row,) = hostile_rows(1)
+    data = write_dataset(tmp_path / "train.parquet", [{**row, "data_source": str(i)} for i in range(65_600)])
+    status, found = examine("+adaptive=grpo", f"data.train_files={data}")
+    assert status == 1 and "more than 65,535 data sources" in found["plan"]["detail"]
+    assert "give data_source fewer names" in found["plan"]["detail"]
+
+
 def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path) -> None:
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
     words = ("+adaptive=grpo", f"data.train_files={data}", "trainer.total_epochs=3")

@@ -270,6 +270,15 @@ def test_a_damaged_snapshot_is_one_line(tmp_path, call, refusal) -> None:
     assert facts(call, tmp_path)["retired"] is None  # the journal beside it is still readable
 
 
+def test_settings_of_alarms_that_somebody_has_written_by_hand(tmp_path, refusal) -> None:
+    keys = make_keys(2)
+    with Journal(tmp_path / "adaptive", {"alarms": {"sources": 2.5}}) as journal:
+        journal.begin(0, keys, ["a", "b"])
+        groups = Groups.from_lists([0, 1], [[0, 1], [1, 1]])
+        journal.commit_step(1, groups, keys, ["trained"] * 2, sources=["a", "b"])
+    assert "the journal is damaged: alarms.sources=2.5" in refusal("stats", tmp_path)
+
+
 def test_histogram_bins() -> None:
     counts = dict(
         zip(BINS, histogram(np.array([0, 0.05, 0.1, 0.1 + 0.2, 0.3, 7 / 10, 0.95, 1.0, np.nan])), strict=True)

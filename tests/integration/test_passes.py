@@ -58,13 +58,13 @@ def test_each_group_has_a_say():
         critic=4,
         ref=1,
     )
-    assert trainer._passes() == [
+    assert list(trainer._passes().values()) == [
         *(Pass(2, "actor", 8), Pass(2, "none", 16), Pass(1, "none", 4)),
         *(Pass(4, "critic", 2), Pass(4, "none", 6)),
     ]
     trainer.config.actor_rollout_ref.actor.use_dynamic_bsz = True  # what the others follow, unless they say otherwise
     trainer.config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz = trainer.config.critic.use_dynamic_bsz = False
-    assert [p.micro for p in trainer._passes()] == [None, 16, None, 2, 6]
+    assert [p.micro for p in trainer._passes().values()] == [None, 16, None, 2, 6]
 
 
 @pytest.mark.parametrize("own", [4, None])
@@ -73,7 +73,7 @@ def test_a_reference_within_the_actor_goes_in_the_actors_micro_batches(monkeypat
     trainer = trainer_of("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16", ref=1, actor=2)
     trainer.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu = own
     trainer.ref_in_actor, trainer.ref_policy_wg = True, trainer.actor_rollout_wg
-    assert [p.micro for p in trainer._passes() if p.minibatches == "none"] == [16]
+    assert [p.micro for p in trainer._passes().values() if p.minibatches == "none"] == [16]
     trainer._now, sent = StepState([SimpleNamespace(ranks=2)]), []
     monkeypatch.setattr(PPOTrainerSync, "_compute_ref_log_prob", lambda self, batch, metrics: sent.append(batch))
     batch = KVBatchMeta(partition_id="train", keys=[f"a_{i}_0" for i in range(40)], tags=[{} for _ in range(40)])
@@ -99,7 +99,7 @@ def test_a_virtual_pipeline_takes_micro_batches_in_its_multiple(overrides, multi
     pipeline = "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=4"
     trainer = trainer_of("model_engine=megatron", pipeline, *overrides)
     assert trainer.config.actor_rollout_ref.actor.strategy == "megatron"
-    assert {p.multiple for p in trainer._passes()} == {multiple}
+    assert {p.multiple for p in trainer._passes().values()} == {multiple}
 
 
 def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
@@ -113,7 +113,7 @@ def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
         updates=2,
         critic_updates=4,
         partition=even,
-        passes=trainer._passes(),
+        passes=list(trainer._passes().values()),
     )
     trainer._now = StepState([layout])
     pads = iter(range(count))

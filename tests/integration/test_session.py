@@ -405,7 +405,7 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
 
     real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
     alone, metrics = advantages(real)
-    keys, tags = trainer._padding(real, count)
+    keys, tags = trainer._padding(real, np.zeros(count, bool), *trainer._padding_row(real))
     mixed, same = advantages(KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags))
     assert all(torch.equal(a, b) for a, b in zip(alone, mixed[count:], strict=True)) and any(a.any() for a in alone)
     assert all(torch.equal(row, torch.zeros(1)) for row in mixed[:count])
@@ -439,7 +439,8 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
     trainer = trainer_of(session, batch)
     trainer.global_steps = 5
-    keys, tags = trainer._padding(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), 2)
+    real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+    keys, tags = trainer._padding(real, np.zeros(2, bool), *trainer._padding_row(real))
     trainer._init_dump_executor()
     whole = KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags)
     trainer._log_rollout_data(whole, {}, str(tmp_path))

@@ -22,7 +22,6 @@ from verl_adaptive.stats.keys import (
     key_hex,
     keys_array,
     keys_bytes,
-    parse_hex,
     prompt_key,
 )
 
@@ -226,13 +225,10 @@ def test_keys_as_arrays_bytes_and_hex() -> None:
     keys = keys_array(raw)
     assert keys.dtype == KEY_DTYPE and keys["hi"][0] == 0x0001020304050607 and keys["lo"][0] == 0x08090A0B0C0D0E0F
     assert keys_bytes(keys) == raw
-    assert key_hex(keys) == [k.hex() for k in raw] and [parse_hex(text) for text in key_hex(keys)] == raw
+    assert key_hex(keys) == [k.hex() for k in raw]
     assert len(keys_array([])) == 0 and keys_bytes(keys[:0]) == [] and key_hex(keys[:0]) == []
     with pytest.raises(ValueError, match="16 bytes, got 3"):
         keys_array([b"abc"])
-    for bad in ("xyz", "00", "0" * 31 + " ", "00 " * 16):
-        with pytest.raises(ValueError, match="32 hex digits"):
-            parse_hex(bad)
 
 
 def test_data_sets_from_everywhere_agree(tmp_path: Path) -> None:

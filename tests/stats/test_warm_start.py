@@ -313,6 +313,7 @@ def test_an_expectation_counts_for_four_rollouts_and_is_no_streak(tmp_path: Path
         ({"score": [1, math.inf]}, "score="),
         ({"reward": 1}, "neither n, score nor prior"),
         ({"key": "abc", "score": 1}, "32 hex digits"),
+        ({"key": "00 " * 16, "score": 1}, "32 hex digits"),
         ({"prompt": None, "score": 1}, "neither key nor prompt"),
     ],
 )

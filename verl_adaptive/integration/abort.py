@@ -235,7 +235,7 @@ class Abort:
         extra = {"reject_request": True} if self._gated and _takes(abort, "reject_request") else {}
         try:
             await asyncio.wait_for(abort(**extra), self._timeout)
-        except TimeoutError as error:
+        except asyncio.TimeoutError as error:  # before Python 3.11 another class than the builtin one
             raise self._silent("a rollout server") from error
 
     def _get(self, calls: list[ray.ObjectRef]) -> list[Any]:

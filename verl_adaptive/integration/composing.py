@@ -162,7 +162,7 @@ def _refuse_unknown(command: Command, said: str) -> None:
         return
     key = unknown[1]
     parent, _, name = key.rpartition(".")
-    known = list(_paths(OmegaConf.to_container(_plain(command), resolve=False)))
+    known = [path for path, _ in _walk(OmegaConf.to_container(_plain(command), resolve=False))]
     beside = [path.rpartition(".")[2] for path in known if path.rpartition(".")[0] == parent]
     near = [f"{parent}.{other}" for other in difflib.get_close_matches(name, beside, n=1, cutoff=0.75)]
     if near:
@@ -178,7 +178,7 @@ def _plain(command: Command) -> DictConfig:
 def _unresolved(config: DictConfig, error: OmegaConfBaseException) -> AdaptiveError:
     """The key and value of an interpolation that cannot be resolved: of the one that names what is missing, if any does."""
     found = []
-    for path, value in _leaves(OmegaConf.to_container(config, resolve=False)):
+    for path, value in _walk(OmegaConf.to_container(config, resolve=False)):
         if isinstance(value, str) and "${" in value:
             try:
                 OmegaConf.select(config, path, throw_on_missing=False)
@@ -197,15 +197,13 @@ def _unresolved(config: DictConfig, error: OmegaConfBaseException) -> AdaptiveEr
     return ConfigError(path, value, hint)
 
 
-def _leaves(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted paths and values of everything that is neither a mapping nor a list."""
+def _walk(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted paths and values of a tree of mappings and lists, its branches included."""
     items = tree.items() if isinstance(tree, Mapping) else enumerate(tree) if isinstance(tree, list) else ()
     for key, value in items:
         path = f"{prefix}[{key}]" if isinstance(tree, list) else f"{prefix}.{key}" if prefix else str(key)
-        if isinstance(value, Mapping | list):
-            yield from _leaves(value, path)
-        else:
-            yield path, value
+        yield path, value
+        yield from _walk(value, path)
 
 
 def refuse_text_for_numbers(command: Command, config: DictConfig) -> None:
@@ -263,7 +261,7 @@ def _near(command: Command) -> list[str]:
         except (HydraException, OmegaConfBaseException):  # something else is wrong: the caller's error says what
             return hints
         if OmegaConf.is_config(made.get("adaptive")):
-            known = set(_paths(OmegaConf.to_container(made.adaptive)))
+            known = {path for path, _ in _walk(OmegaConf.to_container(made.adaptive))}
             for key in keys:
                 if (path := key.removeprefix("adaptive.")) in known:
                     continue
@@ -280,11 +278,3 @@ def _near(command: Command) -> list[str]:
         elif "adaptive" not in made:
             hints += [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
     return hints
-
-
-def _paths(tree: Mapping[Any, Any], prefix: str = "") -> Iterator[str]:
-    """Dotted paths of a nested mapping, its branches included."""
-    for key, value in tree.items():
-        yield f"{prefix}{key}"
-        if isinstance(value, Mapping):
-            yield from _paths(value, f"{prefix}{key}.")

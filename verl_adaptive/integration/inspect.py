@@ -23,11 +23,12 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
 from verl_adaptive.integration.dataloader import refuse_own_numbers
-from verl_adaptive.integration.facts import has_critic
+from verl_adaptive.integration.facts import has_critic, identity_of
 from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
 from verl_adaptive.simulate.worlds import WorldPrompts
-from verl_adaptive.stats.keys import KEY_DTYPE, Identity, dataset_keys
+from verl_adaptive.stats.dataset import keys_of
+from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
@@ -41,6 +42,10 @@ __all__ = [
     "validate",
     "validate_as_verl",
 ]
+
+
+#: Bytes of training files from which they are not read: at 12 microseconds a row of text, minutes.
+_READ = 4e9
 
 
 # -- the plugin -------------------------------------------------------------------------------------------------------
@@ -235,23 +240,23 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     rows, missing = _rows(config.data.train_files)
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts")
-    if adaptive.id_key is not None and rows is not None:
-        _check_ids(config, adaptive.id_key)
+    prompts, unread = (None, "") if rows is None else _prompts(config, adaptive.id_key)
+    notes += [unread] if unread else []
     unseen = _unseen(config)
     if unseen:
         notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
     most = int(config.data.get("train_max_samples", None) or -1)
     if rows is not None and 0 < most < rows:
-        rows = most
+        rows, prompts = most, None if prompts is None else min(most, prompts)
     uncounted = ""
     if config.data.get("filter_overlong_prompts", False):  # to count them takes the run's tokenizer, and minutes
         uncounted = f"before verl drops prompts of more than {config.data.max_prompt_length:,} tokens"
-    plan = plan.sized(rows, uncounted=uncounted)
+    plan = plan.sized(rows, prompts, uncounted)
     resume, known = resume_of(config.trainer, plan)
     if adaptive.warm_start is not None and not known:
-        prompts = _warm_start(plan)
+        known_prompts = _warm_start(plan)
         notes.append(
-            f"starts with the statistics of {adaptive.warm_start} ({prompts:,} prompts there), weighted "
+            f"starts with the statistics of {adaptive.warm_start} ({known_prompts:,} prompts there), weighted "
             f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
         )
     return replace(plan, notes=(*plan.notes, *notes), first_round=_first_round(plan), resume=resume)
@@ -300,23 +305,28 @@ def _rows(files: Any) -> tuple[int | None, list[str]]:
     return prompts, []
 
 
-def _check_ids(config: DictConfig, id_key: str) -> None:
-    """The first row of each training file has what ``adaptive.id_key`` names; a data set class of the user's own is not run.
+def _prompts(config: DictConfig, id_key: str | None) -> tuple[int | None, str]:
+    """Different prompts of the training files, all of which are here, as training finds them; None, and why, if that is not known.
 
     Raises:
-        ConfigError: with what the row does have.
+        ConfigError: a row without what prompts are identified by; too many data sources.
     """
-    import pyarrow.parquet as pq
-
-    if config.data.custom_cls.path is not None:
-        return
-    for path in _paths(config.data.train_files):
-        with pq.ParquetFile(path) as file:
-            rows = next(file.iter_batches(batch_size=1)).to_pylist() if file.metadata.num_rows else []
-        try:
-            dataset_keys(rows, Identity(id_key=id_key))
-        except (TypeError, ValueError) as error:
-            raise ConfigError("adaptive.id_key", id_key, f"{path}: {error}") from error
+    paths, table = _paths(config.data.train_files), StatsTable()
+    if config.data.custom_cls.path is not None:  # it may make what the files lack; a class of the user's own is not run
+        return None, ""
+    if (size := sum(path.stat().st_size for path in paths)) > _READ:
+        return (
+            None,
+            f"data.train_files: {size / 1e9:.0f} GB are not read; numbers take each row for a prompt of its own",
+        )
+    try:
+        for path in paths:
+            keys, sources = keys_of(str(path), identity_of(config, id_key))
+            table.rows_for(keys, sources=sources)
+    except (AdaptiveError, ValueError) as error:
+        key, value = ("data.train_files", [*map(str, paths)]) if id_key is None else ("adaptive.id_key", id_key)
+        raise ConfigError(key, value, str(error)) from error
+    return len(table), ""
 
 
 def _unseen(config: DictConfig) -> list[str]:

@@ -73,7 +73,7 @@ class MinibatchMixin(_Trainer):
         lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
         row_of = {key: i for i, key in enumerate(batch.keys)}
         sequence_row = np.array([row_of.get(key, PAD) for key, _ in done.sequences], dtype=np.int64)
-        passes = self._passes()
+        passes = list(self._passes().values())
         lay_out = partial(
             plan,
             done.group,
@@ -95,7 +95,7 @@ class MinibatchMixin(_Trainer):
         self._now.rows.append(done.rows)
         real = layout.order != PAD
         layout.order[real] = sequence_row[layout.order[real]]
-        pad_keys, pad_tags = self._padding(batch, layout, *padding)
+        pad_keys, pad_tags = self._padding(batch, layout.longer, *padding)
         pads = iter(range(len(pad_keys)))
         keys, new_tags = [], []
         for row in layout.order.tolist():
@@ -124,25 +124,27 @@ class MinibatchMixin(_Trainer):
             group._dispatch_info[mesh] = group._query_dispatch_info(mesh)
         return max(group._dispatch_info[mesh]) + 1
 
-    def _passes(self) -> list[Pass]:
+    def _passes(self) -> dict[str, Pass]:
         """What goes over the rows of a step."""
         every, critic = self.config.actor_rollout_ref, self.config.critic
         actor, rollout, ref, ranks = every.actor, every.rollout, every.ref, self._ranks()
         stages = _stages(actor)
-        log_probs = None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
-        passes = [
-            Pass(ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages),
-            Pass(ranks, "none", log_probs, stages),
-        ]
-        # In the actor it is the actor without its adapter: another pass of the second kind.
+        limit = None if rollout.log_prob_use_dynamic_bsz else rollout.log_prob_micro_batch_size_per_gpu
+        passes = {
+            "actor": Pass(
+                ranks, "actor", None if actor.use_dynamic_bsz else actor.ppo_micro_batch_size_per_gpu, stages
+            ),
+            "log_probs": Pass(ranks, "none", limit, stages),
+        }
+        # With LoRA verl's reference is the actor without its adapter, in the actor's own micro batches.
         if self.use_reference_policy and not self.ref_in_actor:
             limit = None if ref.log_prob_use_dynamic_bsz else ref.log_prob_micro_batch_size_per_gpu
-            passes.append(Pass(self._ranks("ref"), "none", limit, _stages(ref)))
+            passes["reference"] = Pass(self._ranks("ref"), "none", limit, _stages(ref))
         if self.use_critic:
             ranks, stages = self._ranks("critic"), _stages(critic)
             limits = [critic.get(f"{name}_micro_batch_size_per_gpu") for name in ("ppo", "forward")]
             train, infer = [None, None] if critic.use_dynamic_bsz else limits
-            passes += [Pass(ranks, "critic", train, stages), Pass(ranks, "none", infer, stages)]
+            passes |= {"critic": Pass(ranks, "critic", train, stages), "values": Pass(ranks, "none", infer, stages)}
         return passes
 
     def _padding_row(self, batch: KVBatchMeta) -> tuple[dict, dict]:
@@ -160,13 +162,13 @@ class MinibatchMixin(_Trainer):
         source = tq.kv_batch_get(keys=[batch.keys[at]], partition_id=batch.partition_id)[0]
         return padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short)
 
-    def _padding(self, batch: KVBatchMeta, layout: Layout, row: dict, tag: dict) -> tuple[list[str], list[dict]]:
-        """Keys and tags of the layout's padding rows, which are written; see :meth:`Layout.uneven` for the longer ones."""
-        if not layout.padding:
+    def _padding(self, batch: KVBatchMeta, more: np.ndarray, row: dict, tag: dict) -> tuple[list[str], list[dict]]:
+        """Keys and tags of padding rows, which are written; ``more``: which of them are longer (:attr:`Layout.longer`)."""
+        if not len(more):
             return [], []
         uid = f"pad{self.global_steps}x{self.local_trigger_step}"
         axes, eos = row["position_ids"].dim() > 1, self.tokenizer.eos_token_id
-        made = [longer(row, tag, eos) if more and axes else (row, tag) for more in layout.longer]
+        made = [longer(row, tag, eos) if axes and one else (row, tag) for one in more]
         keys = [f"{uid}_{i}_0" for i in range(len(made))]
         own = [{"uid": uid, **({"session_id": i} if "session_id" in row else {})} for i in range(len(made))]
         rows = [{**one, **names} for (one, _), names in zip(made, own, strict=True)]
@@ -202,15 +204,13 @@ class MinibatchMixin(_Trainer):
             fields=tu.list_of_dict_to_tensordict([{"loss_mask": m} for m in masks]),
         )
 
-    def _infer_rows(self, batch: KVBatchMeta, role: str, limit: int | None) -> KVBatchMeta:
-        """The rows as a role's ranks take them, and a micro batch that verl's even split can make of them."""
-        ranks = self._ranks(role)
+    def _infer_rows(self, batch: KVBatchMeta, name: str) -> KVBatchMeta:
+        """The rows as a pass's ranks take them, and a micro batch that verl's even split can make of them."""
+        one = self._passes()[name]
         batch.extra_info.pop("micro_batch_size_per_gpu", None)  # of the pass before
-        if limit is not None:
-            settings = {"actor": self.config.actor_rollout_ref.actor, "critic": self.config.critic}
-            stages = _stages(settings.get(role, self.config.actor_rollout_ref.ref))
-            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(len(batch) // ranks, limit, stages)
-        return self._cut_for(batch, ranks)
+        if one.micro is not None:
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(len(batch) // one.ranks, one.micro, one.multiple)
+        return self._cut_for(batch, one.ranks)
 
     def _cut_for(self, batch: KVBatchMeta, ranks: int) -> KVBatchMeta:
         """The same rows in the order that a worker group of so many data-parallel ranks needs."""
@@ -220,23 +220,15 @@ class MinibatchMixin(_Trainer):
         return _rows_at(batch, self._now.layout.order_for(ranks, cost, _even).tolist())
 
     def _compute_old_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        batch = self._infer_rows(
-            batch, "actor", self.config.actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu
-        )
-        return super()._compute_old_log_prob(batch, metrics)
+        return super()._compute_old_log_prob(self._infer_rows(batch, "log_probs"), metrics)
 
     def _compute_ref_log_prob(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        every = self.config.actor_rollout_ref
-        # With LoRA verl's reference is the actor without its adapter, in the actor's own micro batches.
-        role, settings = ("actor", every.rollout) if self.ref_in_actor else ("ref", every.ref)
-        super()._compute_ref_log_prob(
-            self._infer_rows(batch, role, settings.log_prob_micro_batch_size_per_gpu), metrics
-        )
+        rows = self._infer_rows(batch, "log_probs" if self.ref_in_actor else "reference")
+        super()._compute_ref_log_prob(rows, metrics)
         return batch
 
     def _compute_values(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        limit = self.config.critic.get("forward_micro_batch_size_per_gpu")
-        super()._compute_values(self._infer_rows(batch, "critic", limit), metrics)
+        super()._compute_values(self._infer_rows(batch, "values"), metrics)
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
@@ -288,14 +280,13 @@ class MinibatchMixin(_Trainer):
         tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict(fields))
 
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        layout, limit = self._now.layout, self.config.actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu
+        layout = self._now.layout
         sizes = {
             "mini_batch_size": layout.minibatch_rows,
             # sequence means are over real sequences, each of the step's with the same weight
             "global_batch_size": layout.sequences / layout.updates,
         }
-        rows, stages = layout.minibatch_rows // layout.ranks, _stages(self.config.actor_rollout_ref.actor)
-        with _edit(self.actor_rollout_wg, "update_actor", sizes, rows, limit, stages):
+        with _edit(self.actor_rollout_wg, "update_actor", sizes, self._passes()["actor"]):
             done = super()._update_actor(batch, metrics)
         self._now.updates += layout.updates * int(self.config.actor_rollout_ref.actor.ppo_epochs)
         return done
@@ -312,15 +303,13 @@ class MinibatchMixin(_Trainer):
         super()._log_rollout_data(_without_padding(batch), timing_raw, rollout_data_dir)
 
     def _update_critic(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        layout, limit = self._now.layout, self.config.critic.get("ppo_micro_batch_size_per_gpu")
+        layout, one = self._now.layout, self._passes()["critic"]
         sizes = {
             "mini_batch_size": layout.critic_minibatch_rows,
             "global_batch_size": layout.sequences / layout.critic_updates,
         }
-        ranks = self._ranks("critic")
-        rows, stages = layout.critic_minibatch_rows // ranks, _stages(self.config.critic)
-        with _edit(self.critic_wg, "train_mini_batch", sizes, rows, limit, stages):
-            super()._update_critic(self._cut_for(batch, ranks), metrics)
+        with _edit(self.critic_wg, "train_mini_batch", sizes, one):
+            super()._update_critic(self._cut_for(batch, one.ranks), metrics)
         return batch
 
 
@@ -373,17 +362,16 @@ def _stages(settings: Any) -> int:
 
 
 @contextmanager
-def _edit(
-    workers: Any, method: str, sizes: dict[str, Any], rows: int, limit: int | None, multiple: int
-) -> Iterator[None]:
+def _edit(workers: Any, method: str, sizes: dict[str, Any], one: Pass) -> Iterator[None]:
     """Correct the sizes that verl writes into the batch, between its writing and its sending."""
     real = getattr(workers, method)
 
     def call(batch: KVBatchMeta) -> Any:
         batch.extra_info.update(sizes)
         batch.extra_info.pop("micro_batch_size_per_gpu", None)
-        if limit is not None:
-            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, limit, multiple)
+        if one.micro is not None:
+            rows = sizes["mini_batch_size"] // one.ranks
+            batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, one.micro, one.multiple)
         return real(batch)
 
     setattr(workers, method, call)

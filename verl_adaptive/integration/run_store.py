@@ -34,7 +34,7 @@ from verl_adaptive.stats import (
     repeated_rows,
     write_snapshot,
 )
-from verl_adaptive.stats.atomic import write_file
+from verl_adaptive.stats.atomic import sync_directory, write_file
 from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, attached, new_folder, read_manifest
 
@@ -69,12 +69,11 @@ class RunStore:
         refuse_own_numbers(next(iter(rows()), {}))
         try:
             self.keys, questions = dataset_identity(rows(), identity)
+            self.sources, self.table = columns("data_source"), StatsTable()
+            self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         except (TypeError, ValueError) as error:
             raise AdaptiveError(f"the training set's prompts cannot be identified: {error}") from error
-        self.sources = columns("data_source")
         self.fingerprint = fingerprint(self.keys)
-        self.table = StatsTable()
-        self.row_of = self.table.rows_for(self.keys, sources=self.sources)
         self.origin = "new statistics"
         self._newest: Path | None = None  # the checkpoint saved last
         self._with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
@@ -273,6 +272,7 @@ class RunStore:
         folder = Path(checkpoint) / FOLDER
         nonce = read_manifest(folder)["meta"]["nonce"]
         write_file(folder / SAVED, lambda file: file.write(nonce.encode()))
+        sync_directory(folder)  # without it a power cut can leave a whole checkpoint that looks interrupted
         remote = self.config.trainer.default_hdfs_dir
         if remote is None:
             return

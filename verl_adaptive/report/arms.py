@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.report.accounts import ledger_of
 from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning_curve import Curve, headline
-from verl_adaptive.report.overview import ledger_of
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
 

@@ -10,8 +10,9 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.accounts import ledger_of
 from verl_adaptive.report.arms import spent
-from verl_adaptive.report.overview import ledger_of, overview
+from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import LISTED, fdr_score, two_rates
 from verl_adaptive.stats.prompts import Prompts

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.accounts import ledger_of, scalars_of
 from verl_adaptive.report.judge import Hearing
-from verl_adaptive.report.overview import BINS, bins_of, ledger_of, scalars_of
+from verl_adaptive.report.overview import BINS, bins_of
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window
 from verl_adaptive.stats.visits import by_prompt

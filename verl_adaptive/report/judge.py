@@ -25,7 +25,6 @@ docs/metrics.md#alarms says what each may mean.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
@@ -33,9 +32,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.config import AlarmConfig
+from verl_adaptive.config import AlarmConfig, build
+from verl_adaptive.errors import ConfigError
+from verl_adaptive.report.accounts import scalars_of
 from verl_adaptive.report.learning_curve import Curve, headline
-from verl_adaptive.stats import Run
+from verl_adaptive.stats import Run, StoreError
 from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.history import Window
 from verl_adaptive.text import clean
@@ -506,15 +507,19 @@ class Hearing:
         said, table = run.about.get("alarms"), run.table
         known = {field.name for field in fields(AlarmConfig)}
         settings = {name: value for name, value in said.items() if name in known} if isinstance(said, dict) else {}
+        try:
+            alarms = build(AlarmConfig, settings, "alarms")
+        except ConfigError as error:
+            raise StoreError(f"the journal is damaged: {error}") from error
         prompts = np.bincount(table.col("source"), minlength=len(table.sources))
-        self.judge = Judge(
-            AlarmConfig(**settings), table.sources, prompts, signal=str(run.about.get("signal", "reward"))
-        )
+        self.judge = Judge(alarms, table.sources, prompts, signal=str(run.about.get("signal", "reward")))
         self.raised: list[Finding] = []
         self._code, self._waiting = table.col("source").astype(np.int64), run.validations()
         steps, scalars = (run.steps.column(name).to_pylist() for name in ("step", "scalars"))
         # of a policy that keeps a running scale; most have none, and their text need not be parsed
-        self._jumps = {s: json.loads(t).get(_JUMP) for s, t in zip(steps, scalars, strict=True) if f'"{_JUMP}"' in t}
+        self._jumps = {
+            s: scalars_of(t).get(_JUMP, 0.0) for s, t in zip(steps, scalars, strict=True) if f'"{_JUMP}"' in t
+        }
 
     def add(self, w: Window) -> None:
         """Take the groups of whole steps, and the validations before them."""
@@ -523,10 +528,8 @@ class Hearing:
             step, n = int(w.step[chosen[0]]), w.n[chosen]
             self.end(step)
             sums = (column[chosen] for column in (w.success, w.clipped, w.reward, w.reward_square))
-            jump = self._jumps.get(step)
-            self.raised += self.judge.step(
-                step, self._code[w.row[chosen]], n, *sums, jump=jump if isinstance(jump, float) else 0.0
-            )
+            jump = self._jumps.get(step, 0.0)
+            self.raised += self.judge.step(step, self._code[w.row[chosen]], n, *sums, jump=jump)
 
     def end(self, step: float = np.inf) -> None:
         """Take the validations before a step, by default all that are left."""

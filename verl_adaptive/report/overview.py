@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.accounts import ledger_of
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
-from verl_adaptive.stats import Run, StoreError
+from verl_adaptive.stats import Run
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
 BINS = ("0", *(f"{i / 10:.1f}-{(i + 1) / 10:.1f}" for i in range(10)), "1")
@@ -24,45 +24,6 @@ def bins_of(rate: np.ndarray) -> np.ndarray:
 def histogram(rate: np.ndarray) -> list[int]:
     """Prompts in each of :data:`BINS`; nan counts nowhere."""
     return np.bincount(bins_of(rate[np.isfinite(rate)]), minlength=len(BINS)).tolist()
-
-
-def ledger_of(text: str) -> dict[str, dict[str, Any]]:
-    """A step's accounts as the journal has them, ``step`` and ``run``; the text may be anybody's.
-
-    Raises:
-        StoreError: not such accounts.
-    """
-
-    def account(value: Any) -> dict[str, Any]:
-        numbers = {name: value.get(name, 0) for name in ("generated", "trained", "held")}
-        dropped = {str(reason): amount for reason, amount in value.get("dropped", {}).items()}
-        for amount in (*numbers.values(), *dropped.values()):
-            if not isinstance(amount, int) or not 0 <= amount < 2**63:
-                raise ValueError(f"{str(amount)[:40]!r} is not a count")
-        return {**numbers, "dropped": dropped}
-
-    try:
-        data = json.loads(text)
-        return {
-            scope: {unit: account(data[scope].get(unit, {})) for unit in ("rollouts", "tokens")}
-            for scope in ("step", "run")
-            if data.get(scope)
-        }
-    except (ValueError, TypeError, AttributeError, RecursionError) as error:
-        raise StoreError(f"the journal is damaged: a step's ledger is {text[:60]!r}: {error}") from error
-
-
-def scalars_of(text: str) -> dict[str, float]:
-    """The numbers among a step's scalars as the journal has them; the text may be anybody's.
-
-    Raises:
-        StoreError: no table of scalars.
-    """
-    try:
-        data = json.loads(text)
-        return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}
-    except (ValueError, AttributeError, RecursionError) as error:
-        raise StoreError(f"the journal is damaged: a step's scalars are {text[:60]!r}: {error}") from error
 
 
 def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, Any]:

@@ -29,8 +29,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.report.accounts import ledger_of, scalars_of
 from verl_adaptive.report.learning_curve import headline
-from verl_adaptive.report.overview import ledger_of, scalars_of
 from verl_adaptive.report.page import Live, environment, policy_of
 from verl_adaptive.stats import Run, find_runs
 from verl_adaptive.text import clean
@@ -203,27 +203,29 @@ class Site:
             self._missing[run.id] = version, run.missing()
         return self._missing[run.id][1]
 
-    def _is_new(self, run: Run) -> str | None:
-        """The version of the page to make now; None while the one that is there will do.
+    def _is_new(self, run: Run) -> tuple[_Page | None, str | None]:
+        """The page that is there, and the version of the one to make now; None while the former will do.
 
         A page that took long to make is shown for some time, however fast the run goes on.
         """
         page = self._pages.get(run.id)
         if page is not None and time.monotonic() - page.made < max(0.5 * EVERY, 5 * page.took):
-            return None
+            return page, None
         version = str(state_of(run)["version"])
-        return None if page is not None and page.version == version else version
+        return page, None if page is not None and page.version == version else version
 
     async def ready(self, run: Run) -> _Page | None:
         """The run's current page. If there is news, a newer one is made in the background."""
-        version = await run_in_threadpool(self._is_new, run)
+        page, version = await run_in_threadpool(self._is_new, run)  # others may push it out of the pages meanwhile
         if version is not None and run.id not in self._making:
             task = asyncio.create_task(self._make(run, version))
             task.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
             )  # raised where the page is awaited
             self._making[run.id] = task
-        return self._pages.get(run.id)
+        if run.id in self._pages:
+            self._pages.move_to_end(run.id)
+        return self._pages.get(run.id, page)
 
     async def page(self, run: Run) -> str:
         """The run's page; only the first one of a run has to be waited for."""

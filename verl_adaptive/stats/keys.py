@@ -181,21 +181,6 @@ def key_hex(keys: np.ndarray) -> list[str]:
     return [key.hex() for key in keys_bytes(keys)]
 
 
-def parse_hex(text: str) -> bytes:
-    """The 16 bytes of a key from its hex digits.
-
-    Raises:
-        ValueError: not 32 hex digits; the message names the text.
-    """
-    try:
-        key = bytes.fromhex(text)
-    except ValueError:
-        key = b""
-    if len(key) != 16 or len(text) != 32:
-        raise ValueError(f"not a prompt key (32 hex digits): {text!r}")
-    return key
-
-
 # -- data sets ------------------------------------------------------------------------------------------------------
 
 
@@ -221,19 +206,11 @@ class Identity:
         id_key: dotted path of the user's own identifier (``adaptive.id_key``), which then counts instead of the content.
         media_keys: the columns of ``images``, ``videos`` and ``audios`` (``data.image_key`` and so on), where they are not
             called that.
-
-    Raises:
-        ValueError: ``media_keys`` names something else.
     """
 
     prompt_key: str = "prompt"
     id_key: str | None = None
     media_keys: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        unknown = set(self.media_keys) - set(MEDIA_FIELDS)
-        if unknown:
-            raise ValueError(f"media are {', '.join(MEDIA_FIELDS)}, not {', '.join(sorted(unknown))}")
 
     @property
     def media(self) -> dict[str, str]:

@@ -27,6 +27,7 @@ successes alone says nothing of rewards. Other columns are ignored.
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
@@ -54,12 +55,12 @@ def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
 
 def _key(row: Mapping[str, Any], identity: Identity) -> bytes:
     value = row.get("key")
-    if isinstance(value, bytes):
-        if len(value) != 16:
-            raise ValueError(f"key has {len(value)} bytes instead of 16")
-        return value
     if value is not None:
-        return _keys.parse_hex(str(value))
+        if isinstance(value, bytes) and len(value) == 16:
+            return value
+        if not re.fullmatch("[0-9a-fA-F]{32}", str(value)):
+            raise ValueError(f"not a prompt key (16 bytes, or 32 hex digits): {value!r}")
+        return bytes.fromhex(str(value))
     if identity.id_key is not None:
         found = _keys.dig(row, identity.id_key)
         if found is None:

@@ -199,7 +199,9 @@ class StatsTable:
         name = str(name)
         if name not in self._source_ids:
             if len(self.sources) > np.iinfo("u2").max:
-                raise ValueError(f"more than {np.iinfo('u2').max} data sources; {name!r} is one too many")
+                raise ValueError(
+                    f"more than 65,535 data sources: {name!r} is one too many; give data_source fewer names"
+                )
             self._source_ids[name] = len(self.sources)
             self.sources.append(name)
         return self._source_ids[name]
