@@ -78,6 +78,8 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--clock", "--decode-ms", -1), 1, "--decode-ms=-1.0: must be 0 or greater"),
         (("--clock", "--decode-ms", 0, "--sequence-ms", 0), 1, "must take some time"),
         (("--clock", "--cap", 0), 1, "--cap=0: must be 1 or greater"),
+        (("--clock", "--median", 0), 1, "--median=0.0: must be 1 or greater"),
+        (("--clock", "--sigma", -0.1), 1, "--sigma=-0.1: must be 0 or greater"),
         (("--clock", "--prompt-tokens", -1), 1, "--prompt-tokens=-1: must be 0 or greater"),
     ],
 )

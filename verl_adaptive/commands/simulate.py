@@ -39,6 +39,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 from verl_adaptive import __version__
 from verl_adaptive.commands.arguments import finite, refuse_overwrite
 from verl_adaptive.commands.output import console, facts, print_json, table
+from verl_adaptive.config import check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import (
     CLOCK_LIMITS,
@@ -105,21 +106,23 @@ _COUNTS = {"steps", "generated"}
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
 #: Options of the clock: type, unit, default, what it is.
+#: Name → type, unit, default, the least there can be, and what it is.
 _CLOCK_OPTIONS = {
-    "replicas": (int, "N", Machine.replicas, "inference engines"),
-    "slots": (int, "N", Machine.slots, "sequences that one of them runs at a time"),
-    "decode-ms": (float, "MS", 1000 * Machine.base, "a decode step without its sequences"),
-    "sequence-ms": (float, "MS", 1000 * Machine.each, "what each running sequence adds to a decode step"),
-    "median": (float, "TOKENS", LengthConfig.median, "the median answer"),
-    "sigma": (float, "X", LengthConfig.sigma, "standard deviation of a length's logarithm"),
-    "cap": (int, "TOKENS", LengthConfig.cap, "the longest answer"),
+    "replicas": (int, "N", Machine.replicas, 1, "inference engines"),
+    "slots": (int, "N", Machine.slots, 1, "sequences that one of them runs at a time"),
+    "decode-ms": (float, "MS", 1000 * Machine.base, 0, "a decode step without its sequences"),
+    "sequence-ms": (float, "MS", 1000 * Machine.each, 0, "what each running sequence adds to a decode step"),
+    "median": (float, "TOKENS", LengthConfig.median, 1, "the median answer"),
+    "sigma": (float, "X", LengthConfig.sigma, 0, "standard deviation of a length's logarithm"),
+    "cap": (int, "TOKENS", LengthConfig.cap, 1, "the longest answer"),
     "harder": (
         float,
         "X",
         LengthConfig.harder,
+        -math.inf,
         "in the logarithm, how much longer answers to a hopeless prompt are than to a solved one",
     ),
-    "prompt-tokens": (int, "TOKENS", ClockConfig.prompt_tokens, "a prompt, for the account of prefill"),
+    "prompt-tokens": (int, "TOKENS", ClockConfig.prompt_tokens, 0, "a prompt, for the account of prefill"),
 }
 
 
@@ -161,7 +164,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
     timed = parser.add_argument_group("clock", "seconds of generation in a queueing model")
     timed.add_argument("--clock", action="store_true", help="count seconds; verl's own filter_groups runs beside")
-    for name, (kind, unit, default, about) in _CLOCK_OPTIONS.items():
+    for name, (kind, unit, default, _, about) in _CLOCK_OPTIONS.items():
         timed.add_argument(f"--{name}", metavar=unit, type=kind, help=f"{about} (default: {default:g})")
     parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
     parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
@@ -235,12 +238,13 @@ def _clock(args: argparse.Namespace) -> Any:
                 raise ConfigError(f"--{name}", value[name], "is an option of the clock; add --clock")
         return None
     value = {name: _CLOCK_OPTIONS[name][2] if given is None else given for name, given in value.items()}
+    for name, (_, _, _, least, _) in _CLOCK_OPTIONS.items():
+        check(value[name] >= least, f"--{name}", value[name], f"must be {least} or greater")
+    check(value["decode-ms"] + value["sequence-ms"] > 0, "--decode-ms", 0.0, "a decode step must take some time")
     base, each = (round(value[name] / 1000, 12) for name in ("decode-ms", "sequence-ms"))  # 0.12 ms is 0.00012 s
     machine = Machine(value["replicas"], value["slots"], base, each)
     lengths = LengthConfig(value["median"], value["sigma"], value["cap"], value["harder"])
-    clock = ClockConfig(machine, lengths, value["prompt-tokens"])
-    clock.validate("--")
-    return clock
+    return ClockConfig(machine, lengths, value["prompt-tokens"])
 
 
 def _seeds(text: str) -> list[int]:

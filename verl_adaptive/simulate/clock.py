@@ -18,7 +18,6 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.simulate.lengths import LengthConfig
 from verl_adaptive.simulate.queueing import Machine, ServerQueue
@@ -56,11 +55,6 @@ class ClockConfig:
         """
         lengths = LengthConfig(median=max(1.0, cap / 8), cap=cap)
         return cls(replace(Machine(), replicas=replicas, slots=slots), lengths)
-
-    def validate(self, path: str) -> None:
-        self.machine.validate(path)
-        self.lengths.validate(path)
-        check(self.prompt_tokens >= 0, f"{path}prompt-tokens", self.prompt_tokens, "must be 0 or greater")
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
 
@@ -39,12 +38,6 @@ class LengthConfig:
     cap: int = 32768
     harder: float = 0.8
     shared: float = 0.25
-
-    def validate(self, path: str) -> None:
-        check(self.median >= 1, f"{path}median", self.median, "must be 1 or greater")
-        check(self.sigma >= 0, f"{path}sigma", self.sigma, "must be 0 or greater")
-        check(self.cap >= 1, f"{path}cap", self.cap, "must be 1 or greater")
-        check(0 <= self.shared <= 1, f"{path}shared", self.shared, "must be a share in [0, 1]")
 
 
 class Lengths:
