@@ -9,7 +9,7 @@
 #   for seed in 0 1 2; do for lr in 5e-7 1e-6 2e-6; do for preset in grpo dapo greso aero cero pilot_commit solo; do
 #       PRESET=$preset LR=$lr SEED=$seed bash examples/benchmark_gpu.sh
 #   done; done; done
-#   PRESET=dapo bash examples/benchmark_gpu.sh adaptive.sampler.round.prompts=384 trainer.experiment_name=dapo-384
+#   OUT=checkpoints/dapo-384 PRESET=dapo bash examples/benchmark_gpu.sh adaptive.sampler.round.prompts=384
 #
 # Compare runs at the same adaptive/cumulative/rollouts_generated, and at the same sum of adaptive/updates_total; both are
 # logged with every step. `verl-adaptive compare` puts two runs side by side.

@@ -97,7 +97,8 @@ class Arm:
     @property
     def name(self) -> str:
         """For people."""
-        return f"GRPO n={self.n}" if self.preset == "grpo" else self.preset
+        name = "GRPO" if self.preset == "grpo" else self.preset
+        return name if self.n == N and name != "GRPO" else f"{name} n={self.n}"
 
     @property
     def folder(self) -> str:

@@ -101,6 +101,44 @@ def test_a_curve_that_was_there_before_its_end_is_said() -> None:
     assert said.endswith("b reaches a's final value with 100% of a's cost (a itself: 38%).")
 
 
+def test_the_first_arms_row_is_of_the_seeds_that_another_has() -> None:
+    """Seeds of its own were in its mean, each to its own end, and the table then said the opposite of the difference."""
+    cost = np.array([0.0, 100.0, 200.0])
+    first = [Trial(s, cost, np.array([0.2, 0.4, 0.4 if s < 3 else 0.9])) for s in (1, 2, 3, 4)]
+    other = [Trial(s, cost[:2], np.array([0.2, 0.5])) for s in (1, 2)]
+    one, two = outcomes({"first": first, "other": other})
+    assert one.compared == two.compared == [1, 2] and (one.mean, two.mean) == (0.4, 0.5)
+
+
+def test_a_source_that_came_later_is_in_no_comparison(tmp_path, call) -> None:
+    """The mean over sources of one run stood beside the smallest source of the other."""
+    counts = {"math": 500, "aime": 30}
+    for name, first in (("a", 15), ("b", 0)):
+        metric = "val-core/{}/acc/mean@1".format
+        both = lambda s, f=first, m=metric: {m("math"): 0.5} | ({m("aime"): 0.1} if s >= f else {})  # noqa: E731
+        make_run(tmp_path / name, run_id=f"p/{name}", steps=20, snapshot=False, validate=both, validated_on=counts)
+    out = call("compare", tmp_path / "a", tmp_path / "b")[1]
+    assert "acc/mean@1, math: " in out and "final value: +0.000 ± " in out
+
+
+def test_the_error_of_a_single_run_is_that_of_the_value_that_is_compared() -> None:
+    trial = Trial(1, np.array([0.0, 100.0]), np.array([0.5, 1.0]), np.array([0.05, 0.0]))
+    assert trial.error_at(50.0) == pytest.approx(0.025) and trial.error_at(np.inf) == 0.0
+
+
+@pytest.mark.parametrize("name", ["{}-s{}-lr1e-6", "seed{1}/{0}", "{}_lr3e-6_seed_{}", "{}-{}"])
+def test_seeds_are_found_wherever_a_name_has_them(name, tmp_path, call) -> None:
+    for arm in ("grpo", "solo"):
+        for seed in (1, 2, 3):
+            own = name.format(arm, seed)
+            make_run(
+                tmp_path / own, run_id=own, preset=arm, steps=3, prompts=20, snapshot=False, validate=lambda s: 0.5
+            )
+    folders = [path.parent for path in sorted(tmp_path.rglob("adaptive"))]
+    found = json.loads(call("compare", *folders, "--json")[1])["arms"]
+    assert [len(one["runs"]) for one in found] == [3, 3]
+
+
 def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
     other = f"other={tmp_path}/*"
     make_run(tmp_path / "one", run_id="p/one", steps=5, snapshot=False, validate=lambda s: 0.1)

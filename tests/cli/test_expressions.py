@@ -42,6 +42,7 @@ def prompts() -> Prompts:
         ("source in ['b', \"it's\"]", [1, 3, 5]),
         ("source not in ('b',)", [0, 2, 4, 5]),
         ("visits in [1, 5]", [0, 4]),
+        ("visits in [-1, 5]", [4]),
         ("visits - 3 < -1", [0, 5]),  # unsigned columns do not wrap
         ("rollouts / visits > 4", [0, 1]),
         ("pass_rate / 0 > 1", [1, 2, 3, 4]),

@@ -21,17 +21,17 @@ from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
-from verl_adaptive.report.course import CLASSES, forecast
+from verl_adaptive.report.course import CLASSES, forecast, hours_of
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _waste
 from verl_adaptive.report.learning_curve import curves, smooth
-from verl_adaptive.report.page import _large
+from verl_adaptive.report.page import _commands, _large
 from verl_adaptive.report.pictures import learning
 from verl_adaptive.report.suspects import surprise
 from verl_adaptive.stats import Journal, StatsTable, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
-from verl_adaptive.stats.keys import keys_array
+from verl_adaptive.stats.keys import Identity, keys_array
 
 SECTIONS = (
     *("Learning", "What to look at today", "The end of the run", "Likely wrong labels"),
@@ -284,6 +284,30 @@ def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
     assert len(page) < 700_000 and "100 of 130, by rollouts" in page
 
 
+def test_every_source_says_when_it_was_solved_first(tmp_path) -> None:
+    """Of those without a curve of their own a dash said that they never were."""
+    make_run(
+        tmp_path, rows=rows_of(60, lambda i: f"s{i % 30}"), rates=np.full(60, 0.7), steps=40, snapshot=False, longest=30
+    )
+    history = collect(open_run(tmp_path)).history
+    assert len(history.sources) < 30
+    assert all(first and 0 <= cut <= 1 for cut, first in (history.of_source[f"s{i}"] for i in range(30)))
+
+
+def test_commands_on_the_page_say_what_identifies_a_prompt() -> None:
+    own = Identity("messages", "extra_info.id", {"images": "the pictures"})
+    assert own.words()[:4] == ["--prompt-key", "messages", "--id-key", "extra_info.id"] and Identity().words() == []
+    _, kept = _commands(
+        {"argument": "r", "data": "d", "identity": own.words(), "kind": "journal"}, "visits > 1", "visits < 2"
+    )
+    assert "--data d --prompt-key messages --id-key extra_info.id --media-key 'images=the pictures' --where" in kept
+
+
+def test_the_first_step_took_a_usual_one_s_time() -> None:
+    hours, pace = hours_of(np.array([1, 2, 3]), np.array([1000.0, 1060.0, 1120.0]), np.zeros(3))
+    assert (hours * 60).tolist() == pytest.approx([1, 2, 3]) and pace == 60
+
+
 # -- figures ------------------------------------------------------------------------------------------------
 
 
@@ -439,7 +463,7 @@ def test_a_mean_over_sources_is_of_the_same_validations() -> None:
     """Other validation files from step 10 on: both sources have two points, of different steps, and no mean."""
     early, late = ({f"val-core/{name}/acc/mean@1": 0.5} for name in ("gsm8k", "math"))
     found = curves([{"metrics": m, "prompts": {}} for m in (early, early, late, late)])
-    assert [c.name for c in found["acc/mean@1"]] == ["gsm8k", "math"]
+    assert [c.name for c in found["acc/mean@1"]] == ["math", "gsm8k"]  # last: what stands for the run
 
 
 def test_a_reward_that_wavers_is_not_below_its_best(tmp_path) -> None:

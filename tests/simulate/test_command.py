@@ -18,6 +18,13 @@ QUICK = ("--batch", 8, "--budget", 640, "--pool", "mixed:prompts=100", "--seeds"
 STATIC = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds", "0,1")
 
 
+def test_presets_that_cannot_be_are_left_out_unless_they_are_named(call) -> None:
+    words = ("--batch", 8, "--steps", 1, "--pool", "static:prompts=100", "--seeds", "0", "--n", 2)
+    status, out, err = call("simulate", *words)
+    assert status == 0 and "greso" in out and "pilot_commit" not in out
+    assert "left out: pilot_commit: adaptive.allocator.n_pilot" in err
+
+
 def test_everything_runs_by_default_and_the_limits_are_said(call) -> None:
     status, out, err = call("simulate", *QUICK)
     assert (status, err) == (0, "")
@@ -68,7 +75,8 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--budget", 5120, "--steps", 3), 2, "not allowed with argument"),
         (("--batch", 4001), 1, "more than the 4000 prompts"),
         (("--batch", 0), 1, "must be 1 or greater"),
-        (("--n", 2), 1, "pilot_commit: adaptive.allocator.n_pilot"),
+        (("--n", 2, "--preset", "pilot_commit"), 1, "pilot_commit: adaptive.allocator.n_pilot"),
+        (("--clock", "--sigma", "inf"), 2, "'inf' is not a finite number"),
         (("--jobs", 0), 1, "must be 1 or greater"),
         (("--seeds", "0,x"), 1, "whole numbers with commas"),
         (("--seeds", "0,-1"), 1, "must not be negative"),

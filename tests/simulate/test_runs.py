@@ -25,7 +25,7 @@ from verl_adaptive.simulate import (
     summarise,
     tasks,
 )
-from verl_adaptive.simulate.measure import Measure, estimates
+from verl_adaptive.simulate.measure import Measure
 from verl_adaptive.simulate.pools import make_pool
 from verl_adaptive.simulate.presets import _composed
 from verl_adaptive.simulate.worlds import StaticWorld
@@ -141,12 +141,24 @@ def test_estimates_are_the_samplers_own_where_it_keeps_some() -> None:
         simulation = make_simulation(preset, world, batch=8, n=8, steps=10)
         list(simulation)
         engine = simulation.engine
-        table, made = engine.table, estimates(engine)
+        table, made = engine.table, engine.policy.sampler.estimate(np.arange(len(engine.table)))
         plain = (1 + table.col("successes")) / (2 + table.col("rollouts"))
         if own:
             wins, losses = engine.policy.sampler.col("wins"), engine.policy.sampler.col("losses")
             assert made.tolist() == ((1 + wins) / (2 + wins + losses)).tolist()
         assert made == pytest.approx(plain, abs=1e-12)  # nothing is forgotten by default, so they agree
+
+
+@pytest.mark.parametrize("preset", ["solo", "spo", "grpo adaptive/sampler=mopps_by_source"])
+def test_estimates_of_one_rollout_a_prompt_know_the_data_source(preset) -> None:
+    """A prompt with a single success is not at 2/3 where its source is hard."""
+    world = StaticWorld(np.full(200, 0.1))
+    simulation = make_simulation(preset, world, batch=8, n=2, steps=12)
+    list(simulation)
+    engine = simulation.engine
+    seen = engine.row_of[engine.table.col("rollouts")[engine.row_of] > 0]
+    plain = (1 + engine.table.col("successes")[seen]) / (2 + engine.table.col("rollouts")[seen])
+    assert np.abs(engine.policy.sampler.estimate(seen) - 0.1).mean() < 0.7 * np.abs(plain - 0.1).mean()
 
 
 def test_estimates_are_judged_on_every_prompt_seen() -> None:
@@ -157,7 +169,8 @@ def test_estimates_are_judged_on_every_prompt_seen() -> None:
         measure.count(simulation.run_step())
     row = measure.row()
     assert row["coverage"] == 0.5
-    made, truth = estimates(simulation.engine), simulation.world.rates()
+    truth, engine = simulation.world.rates(), simulation.engine
+    made = engine.policy.sampler.estimate(engine.row_of)
     off = np.array([made[i] - truth[i] for i in range(80) if measure.seen[i]])
     assert row["estimate_error"] == pytest.approx(np.sqrt((off**2).mean()))
     assert row["estimate_bias"] == pytest.approx(off.mean())

@@ -135,6 +135,17 @@ def test_prompts_of_different_sources_are_different(tmp_path, names, prompts, co
         assert (trace.successes / trace.n)[np.argsort(trace.prompt)].tolist() == [1.0] * 5 + [0.0] * 5
 
 
+def test_exports_and_evaluations_of_both_kinds_are_read(tmp_path) -> None:
+    """Prompts that a run never visited have neither a rate nor rollouts; an evaluation may have rates and scores."""
+    visited, never = {"key": "a", "pass_rate": 0.5, "n": 8}, {"key": "b", "pass_rate": None, "n": 0}
+    (tmp_path / "export.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (visited, never)))
+    assert read_trace(tmp_path / "export.jsonl").successes.tolist() == [4.0]
+    rows = [{"key": "0" * 32, "pass_rate": 0.5, "n": 8}, {"key": "1" * 32, "score": [1.0, 0.0]}]
+    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    made = read_trace(tmp_path / "both.jsonl")
+    assert sorted(zip(made.n.tolist(), made.successes.tolist(), strict=True)) == [(2.0, 1.0), (8.0, 4.0)]
+
+
 def test_pass_rates_without_a_name_are_a_prompt_a_row(tmp_path) -> None:
     pq.write_table(pa.table({"pass_rate": np.linspace(0, 1, 11)}), tmp_path / "r.parquet")
     world = make_replayed(read_trace(tmp_path / "r.parquet"), None, 0)

@@ -33,7 +33,19 @@ from verl_adaptive.commands.arguments import (
 from verl_adaptive.commands.export import write_pages
 from verl_adaptive.commands.output import console, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
-from verl_adaptive.report.arms import COSTS, Outcome, Trials, mean_of, median, outcomes, plot, read, seeds_of, sentence
+from verl_adaptive.report.arms import (
+    COSTS,
+    Outcome,
+    Trials,
+    mean_of,
+    median,
+    outcomes,
+    plot,
+    read,
+    seed_in,
+    seeds_of,
+    sentence,
+)
 from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
@@ -162,11 +174,15 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
 
 def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
     """The difference of two single runs, and its sampling error over validation prompts; empty where arms have several seeds."""
-    ends = [found[0] for found in trials.arms.values() if len(found) == 1]
-    if len(ends) != 2 or len(trials.arms) != 2 or ends[0].error is None or ends[1].error is None:
+    if [len(found) for found in trials.arms.values()] != [1, 1]:
         return ""
     first, other = results
-    half, gap = sampling(float(np.hypot(ends[0].error, ends[1].error))), other.mean - first.mean
+    ends = {one.name: trials.arms[one.name][0] for one in results}
+    errors = [ends[one.name].error_at(one.ends[ends[one.name].seed]) for one in results]
+    known = [error for error in errors if error is not None]
+    if len(known) < 2:
+        return ""
+    half, gap = sampling(float(np.linalg.norm(known))), other.mean - first.mean
     told = "beyond" if abs(gap) > half else "within"
     return (
         f"{other.name} minus {first.name}, final value: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
@@ -203,13 +219,12 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         half = f" ± {told['half_width']:.3f}" if len(one.gains) > 1 else ""
         gap = f"{told['mean_gain']:+.3f}{half}{' *' if told['significant'] else ''}" if one.gains else "-"
         needed = "never" if told["share"] is None else f"{told['share']:.0%}"
-        seeds = one.gains or one.finals
-        runs, costs = [t for t in trials.arms[one.name] if t.seed in seeds], []
+        runs, costs = [t for t in trials.arms[one.name] if t.seed in one.compared], []
         for name in COSTS:  # up to where the arms are compared
             paid = [float(np.interp(one.ends[t.seed], t.cost, t.spent[name])) for t in runs]
             mean = float(np.mean(paid))
             costs.append(span(mean) if name == "hours" else number(round(mean) or None))
-        rows.append((one.name, str(len(seeds)), f"{one.mean:.3f}", gap, needed, *costs))
+        rows.append((one.name, str(len(one.compared)), f"{one.mean:.3f}", gap, needed, *costs))
     costs = ["training time" if name == "hours" else name for name in COSTS]
     return ["arm", "seeds", "final", "difference", f"{by} needed", *costs], rows
 
@@ -247,14 +262,13 @@ def page_of_runs(runs: Sequence[Run]) -> str:
 
 
 def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
-    """Arms of runs: those whose presets, group sizes and names, the last number aside, are alike are seeds of one.
+    """Arms of runs: those whose presets, group sizes and names, the seed aside, are alike are seeds of one.
 
     Where that leaves one arm, or seeds that are alike, each run is an arm.
     """
     alike: dict[tuple[Any, ...], list[Run]] = {}
     for run in runs:
-        name = re.sub(r"\d+(?=\D*$)", "#", run.name or "")
-        alike.setdefault((run.about.get("preset"), run.about.get("n"), name), []).append(run)
+        alike.setdefault((run.about.get("preset"), run.about.get("n"), seed_in(run.name or "")[1]), []).append(run)
     names = [preset for preset, _, _ in alike]
     if len(alike) > 1 and len(set(names)) < len(names):
         names = [name for _, _, name in alike]

@@ -26,7 +26,7 @@ import json
 import math
 import shlex
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
@@ -38,9 +38,9 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, T
 
 from verl_adaptive import __version__
 from verl_adaptive.commands.arguments import finite, refuse_overwrite
-from verl_adaptive.commands.output import console, facts, print_json, table
+from verl_adaptive.commands.output import console, facts, note, print_json, table
 from verl_adaptive.config import check
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.simulate import (
     CLOCK_LIMITS,
     LIMITS,
@@ -82,7 +82,7 @@ _POOL = (
     (
         "estimate RMSE",
         "estimate_error",
-        "the policy's estimated pass rates of the prompts it saw, against the true ones",
+        "the sampler's estimated pass rates of the prompts it saw, against the true ones",
     ),
     ("estimate bias", "estimate_bias", "their mean error"),
     ("prompts seen", "coverage", "share of the prompts ever rolled out"),
@@ -107,16 +107,16 @@ _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tok
 
 #: Options of the clock: type, unit, default, what it is.
 #: Name → type, unit, default, the least there can be, and what it is.
-_CLOCK_OPTIONS = {
+_CLOCK_OPTIONS: dict[str, tuple[Callable[[str], float], str, float, float, str]] = {
     "replicas": (int, "N", Machine.replicas, 1, "inference engines"),
     "slots": (int, "N", Machine.slots, 1, "sequences that one of them runs at a time"),
-    "decode-ms": (float, "MS", 1000 * Machine.base, 0, "a decode step without its sequences"),
-    "sequence-ms": (float, "MS", 1000 * Machine.each, 0, "what each running sequence adds to a decode step"),
-    "median": (float, "TOKENS", LengthConfig.median, 1, "the median answer"),
-    "sigma": (float, "X", LengthConfig.sigma, 0, "standard deviation of a length's logarithm"),
+    "decode-ms": (finite, "MS", 1000 * Machine.base, 0, "a decode step without its sequences"),
+    "sequence-ms": (finite, "MS", 1000 * Machine.each, 0, "what each running sequence adds to a decode step"),
+    "median": (finite, "TOKENS", LengthConfig.median, 1, "the median answer"),
+    "sigma": (finite, "X", LengthConfig.sigma, 0, "standard deviation of a length's logarithm"),
     "cap": (int, "TOKENS", LengthConfig.cap, 1, "the longest answer"),
     "harder": (
-        float,
+        finite,
         "X",
         LengthConfig.harder,
         -math.inf,
@@ -215,7 +215,18 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
     made = tasks(order, _seeds(args.seeds), setting, pool, trace, clock=clock)
     made = [replace(t, overrides=tuple(args.overrides)) if t.preset in named else t for t in made]
     for task in made[: len(order)]:
-        check_task(task, size)
+        try:
+            check_task(task, size)
+        except AdaptiveError as error:
+            if (
+                args.preset
+                or args.overrides
+                or task.preset in beside
+                or (isinstance(error, ConfigError) and error.key.startswith("--"))
+            ):
+                raise
+            note(f"left out: {error}")
+            made = [t for t in made if t.preset != task.preset]
     return made
 
 

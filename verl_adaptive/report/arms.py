@@ -35,19 +35,23 @@ class Trial:
         seed: what it is paired by.
         cost: float64 ``(k,)``, rising: rollouts, tokens or hours spent at each measurement.
         value: float64 ``(k,)``, what was measured.
-        error: standard error of the last value over validation prompts; None: not known.
+        errors: float64 ``(k,)``, standard error of each value over validation prompts; None: not known.
         spent: what it had spent at each measurement in all, by the names of :data:`COSTS` and ``step``; empty: not known.
     """
 
     seed: int
     cost: np.ndarray
     value: np.ndarray
-    error: float | None = None
+    errors: np.ndarray | None = None
     spent: Mapping[str, np.ndarray] = field(default_factory=dict)
 
     def at(self, cost: float) -> float:
         """The value at a cost, between two measurements on the line from one to the other."""
         return float(np.interp(cost, self.cost, self.value))
+
+    def error_at(self, cost: float) -> float | None:
+        """The standard error of a value at a cost; None: not known."""
+        return None if self.errors is None else float(np.interp(cost, self.cost, self.errors))
 
     def needed(self, target: float) -> float | None:
         """The cost at which a value is first reached; None: it never is.
@@ -77,6 +81,7 @@ class Outcome:
         needed: by seed, cost of reaching the target; None: never.
         shares: by seed, the same as a share of what the first arm needs, or spends in all where it never gets there;
             infinite: never.
+        compared: seeds that the first arm shares with another one; of an arm that shares none, all.
     """
 
     name: str
@@ -86,10 +91,12 @@ class Outcome:
     needed: dict[int, float | None] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
 
+    compared: list[int] = field(default_factory=list)
+
     @property
     def mean(self) -> float:
         """Mean of the final values, of the seeds that are compared."""
-        return float(np.mean([self.finals[seed] for seed in self.gains or self.finals]))
+        return float(np.mean([self.finals[seed] for seed in self.compared]))
 
 
 def median(shares: Sequence[float]) -> float | None:
@@ -128,6 +135,9 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
             if out:
                 made.gains[trial.seed] = finals[trial.seed] - base[trial.seed]
         out.append(made)
+    for one in out:
+        gains = one.gains if one is not out[0] else {seed for other in out for seed in other.gains}
+        one.compared.extend(sorted(gains or one.finals))
     return out
 
 
@@ -190,21 +200,23 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     """The validations of every run, as verl measured them, by what they had cost.
 
     Raises:
-        AdaptiveError: a run has no validation that all the others have, or the runs of an arm cannot be told by their seeds.
+        AdaptiveError: there is nothing that every validation of every run has measured, or the runs of an arm cannot be told by their seeds.
     """
     runs = [run for found in arms.values() for run in found]
     validations = {run.id: run.validations() if run.has_course else [] for run in runs}
     for run in runs:
         if not validations[run.id]:
             raise AdaptiveError(f"{run.where} has no validation: give every run a trainer.test_freq")
-    common = set.intersection(*({name for one in found for name in one["metrics"]} for found in validations.values()))
+    common = set.intersection(*(set(one["metrics"]) for found in validations.values() for one in found))
     out = Trials("", {}, [text for run in runs for text in run.missing()])
     for name, members in arms.items():
         seeds, out.arms[name] = _seeds(name, members) if len(runs) > len(arms) else [0], []
         for seed, run in zip(seeds, members, strict=True):
             curve, points = _measured(run, validations[run.id], common, cost)
             out.metric = f"{curve.metric}, {curve.name}"
-            out.arms[name].append(Trial(seed, points[cost], curve.values, curve.error(-1), points))
+            known = [error for i in range(len(curve.values)) if (error := curve.error(i)) is not None]
+            errors = np.array(known) if len(known) == len(curve.values) else None
+            out.arms[name].append(Trial(seed, points[cost], curve.values, errors, points))
     return out
 
 
@@ -218,7 +230,7 @@ def _measured(
         raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
     if not found:
         raise AdaptiveError(
-            f"{run.where} has no validation that the other runs have, too: give every run the same data.val_files"
+            f"{run.where} was validated on nothing that every validation of every run has: give all the same data.val_files"
         )
     measured = [shared[i] for i in found[-1].at.tolist()]
     at = np.array([one["step"] for one in measured])
@@ -234,20 +246,35 @@ def _seeds(name: str, runs: Sequence[Run]) -> list[int]:
     if found is None:
         names = ", ".join(str(run.name) for run in runs)
         raise AdaptiveError(
-            f"the runs of {name} have no different seeds, in their settings or as the last number of a name: {names}"
+            f"the runs of {name} have no different seeds, in their settings or in their names (s1, seed1, or the last number): {names}"
         )
     return found
 
 
 def seeds_of(runs: Sequence[Run]) -> list[int] | None:
-    """The seed of each run: as recorded, or the last number of its name where the recorded ones are alike; None: all are."""
-    named = [re.findall(r"\d+", str(run.about.get("run") or "")) for run in runs]
-    said: list[Any] = [run.about.get("seed") for run in runs]
-    for seeds in (said, [numbers[-1] if numbers else None for numbers in named]):
+    """The seed of each run: as recorded, or of its name where the recorded ones are alike; None: all are."""
+    named: list[Any] = [seed_in(str(run.about.get("run") or ""))[0] for run in runs]
+    for seeds in ([run.about.get("seed") for run in runs], named):
         found = [int(seed) for seed in seeds if seed is not None]
         if len(set(found)) == len(runs):
             return found
     return None
+
+
+def seed_in(name: str) -> tuple[str | None, str]:
+    """The seed that a name says, and the name without it: the number after ``s`` or ``seed``, or else the last one.
+
+    >>> seed_in("grpo-s1-lr1e-6"), seed_in("run 12"), seed_in("plain")
+    (('1', 'grpo-s#-lr1e-6'), ('12', 'run #'), (None, 'plain'))
+    """
+    last = [
+        *re.finditer(r"(?<![a-z])s(?:eed)?[-_=]?(\d+)(?!\d)", name, re.IGNORECASE),
+        *re.finditer(r"(\d+)(?=\D*$)", name),
+    ]
+    if not last:
+        return None, name
+    start, end = last[0].span(1)
+    return name[start:end], f"{name[:start]}#{name[end:]}"
 
 
 # -- pictures -----------------------------------------------------------------------------------------------------------

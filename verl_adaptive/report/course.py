@@ -30,6 +30,9 @@ SUMS = ("groups", "judged", "rollouts", "successes", "reward", "known", "clipped
 CLASSES = ("all wrong", "hard", "middle", "easy", "all right", "failed")
 
 
+_NEVER = np.iinfo(np.int64).max
+
+
 class History:
     """A journal's course, steps put together into at most :data:`POINTS` bins; made in one pass over its groups.
 
@@ -39,11 +42,12 @@ class History:
     Attributes:
         step: last step of each bin.
         steps: steps in each bin; bins differ by one.
-        hours: since the first step was written, at the end of each bin, pauses between attempts left out.
+        hours: of training, at the end of each bin, pauses between attempts left out.
         pace: seconds a step over the latest steps; nan if not known.
         classes: groups, ``(bins, CLASSES)``.
         sources: names, at most :data:`SOURCES` and the last one for the others where there are more.
-        first: of each source, the step of its first success; 0: none yet.
+        of_source: data source → share of its answers that the length limit cut, and the step of its first success; None: not
+            known, or none yet.
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
             ``successes``, ``reward`` and ``tokens`` are of these, ``known`` those whose length was compared with the limit.
         rollouts: destination → rollouts in each bin.
@@ -81,7 +85,9 @@ class History:
         self.sources, self._source_of = _largest(run)
         self.classes = np.zeros((bins, len(CLASSES)), dtype=np.int64)
         self.sums = {name: np.zeros((bins, len(self.sources))) for name in SUMS}
-        self.first = np.zeros(len(self.sources), dtype=np.int64)
+        self._code = run.table.col("source").astype(np.int64)
+        self._cut = np.zeros((2, len(run.table.sources)))  # rollouts cut, and those whose length is known
+        self._first = np.full(len(run.table.sources), _NEVER)
         self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
         self.calibration = np.zeros((10, 4))
         self.hearing = Hearing(run)
@@ -92,6 +98,12 @@ class History:
             self._add(window)
             self.hearing.add(window)
         self.hearing.end()
+        self.of_source = {
+            name: (cut / known if known else None, None if first == _NEVER else int(first))
+            for name, cut, known, first in zip(
+                run.table.sources, *self._cut.tolist(), self._first.tolist(), strict=True
+            )
+        }
         self.uniform: dict[str, Any] = {"why": "verl writes down the rollouts that trained alone"}
         if run.kind != "rollouts":
             self.uniform = self._uniform(run.gaps(), len(numbers))
@@ -122,9 +134,8 @@ class History:
     def _sum(self, w: Window, home: np.ndarray) -> None:
         bins, sources = self.sums["groups"].shape
         cell = home * sources + self._source_of[w.row]
-        for source in np.flatnonzero(self.first == 0).tolist():
-            solved = w.step[(self._source_of[w.row] == source) & w.usable & (w.rate > 0)]
-            self.first[source] = solved.min() if len(solved) else 0
+        code, solved = self._code[w.row], w.usable & (w.rate > 0)
+        np.minimum.at(self._first, code[solved], w.step[solved])
         judged, known = w.usable.astype(np.float64), np.isfinite(w.clipped).astype(np.float64)
         values = {
             "groups": np.ones(len(cell)),
@@ -136,6 +147,8 @@ class History:
             "clipped": np.nan_to_num(w.clipped),
             "tokens": judged * w.tokens,
         }
+        for kind, name in enumerate(("clipped", "known")):
+            self._cut[kind] += np.bincount(code, values[name], minlength=self._cut.shape[1])
         for name, value in values.items():
             self.sums[name] += np.bincount(cell, value, minlength=bins * sources).reshape(bins, sources)
 
@@ -214,7 +227,7 @@ def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[n
     """Hours of training at each step, and the latest pace in seconds a step.
 
     The time between the last step of one attempt and the first of the next is nobody's training: usual steps are
-    counted for it. Between two steps of a journal may lie those that it never got.
+    counted for it, and for the first. Between two steps of a journal may lie those that it never got.
     """
     if not len(wall):
         return np.zeros(0), float("nan")
@@ -224,7 +237,7 @@ def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[n
     took = np.where(inside, np.maximum(took, 0.0), usual * apart)
     late = -max(5, len(took) // 5)
     pace = float(took[late:].sum() / apart[late:].sum()) if len(took) else float("nan")
-    return np.concatenate([[0.0], np.cumsum(took)]) / 3600, pace
+    return np.cumsum([usual * step[0], *took]) / 3600, pace  # when the first one began nobody wrote down
 
 
 @dataclass(frozen=True)

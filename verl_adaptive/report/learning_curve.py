@@ -82,7 +82,7 @@ def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
 
 
 def _shown(found: list[Curve]) -> list[Curve]:
-    """The largest sources and, where there are several, the mean over all that every validation has."""
+    """The largest sources; last, for it stands for the run, the mean over all that every validation has, or the largest."""
     found = sorted(found, key=lambda c: (-c.prompts, c.name))
     times = np.unique(np.concatenate([c.at for c in found]))
     whole = [c for c in found if len(c.at) == len(times)]
@@ -90,8 +90,9 @@ def _shown(found: list[Curve]) -> list[Curve]:
     if len(whole) > 1:
         values = np.mean([c.values for c in whole], axis=0)
         name = f"mean of {len(whole)} sources"
-        out.append(Curve(name, whole[0].metric, whole[0].at, values, sum(c.prompts for c in whole), tuple(whole)))
-    return out
+        return [*out, Curve(name, whole[0].metric, whole[0].at, values, sum(c.prompts for c in whole), tuple(whole))]
+    last = (whole or found)[0]
+    return [*(c for c in out if c is not last), last]
 
 
 def headline(validations: Sequence[dict[str, Any]]) -> list[Curve]:

@@ -135,7 +135,7 @@ def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
     """To write all of them to a file, and to leave them out of the data set."""
     if not where:
         return "", ""
-    data = shlex.quote(facts.get("data") or "train.parquet")
+    data = shlex.join([facts.get("data") or "train.parquet", *facts["identity"]])
     export = f"verl-adaptive export {shlex.quote(facts['argument'])}"
     kept = f"{export} kept.parquet --data {data} --where {shlex.quote(keep)} --keep-unseen"
     return clean(f"{export} list.csv --where {shlex.quote(where)}"), "" if facts["kind"] == "rollouts" else clean(kept)
@@ -248,14 +248,6 @@ def _sources(
     facts: dict[str, Any], history: History | None
 ) -> list[tuple[str, dict[str, Any], float | None, int | None]]:
     """Name, totals, share of cut answers and step of the first success of the sources with the most rollouts."""
-    cut: dict[str, float] = {}
-    first: dict[str, int] = {}
-    if history is not None:
-        first = {name: step for name, step in zip(history.sources, history.first.tolist(), strict=True) if step}
-        for i, name in enumerate(history.sources):
-            known = float(history.sums["known"][:, i].sum())
-            if known:
-                cut[name] = float(history.sums["clipped"][:, i].sum()) / known
+    known = {} if history is None else history.of_source
     found = sorted(facts["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))[:_SOURCES]
-    named = ((name or "(unknown)", totals) for name, totals in found)
-    return [(name, totals, cut.get(name), first.get(name)) for name, totals in named]
+    return [(name or "(unknown)", totals, *known.get(name, (None, None))) for name, totals in found]

@@ -185,6 +185,10 @@ class Sampler(Role):
         """
         raise TypeError(f"{type(self).__name__} is a stream sampler")
 
+    def estimate(self, rows: np.ndarray) -> np.ndarray:
+        """Pass rates as the sampler knows them, float64 ``(k,)``, for people; here the mean of Beta(1, 1) after all rollouts."""
+        return (1.0 + self.table.col("successes")[rows]) / (2.0 + self.table.col("rollouts")[rows])
+
     @property
     def finished(self) -> bool:
         """True when the sampler will never give another prompt: training ends after the current step."""

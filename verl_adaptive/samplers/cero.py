@@ -235,6 +235,10 @@ class Cero(Sampler):
             a, b = self.config.a0 + self.col("wins")[new], self.config.b0 + self.col("losses")[new]
             self.col("slope")[new] = 4.0 * value(a, b)
 
+    def estimate(self, rows: np.ndarray) -> np.ndarray:
+        wins, losses = self.config.a0 + self.col("wins")[rows], self.config.b0 + self.col("losses")[rows]
+        return wins / (wins + losses)
+
     def _of_pool(self, name: str) -> np.ndarray:
         """A column over the pool, in the order of ``_rows``; do not write to it."""
         return self.col(name)[self._rows if self._span is None else self._span]

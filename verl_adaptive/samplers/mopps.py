@@ -126,6 +126,11 @@ class Mopps(SizedSampler):
         mean = ((c.a0 + passed) / (c.a0 + c.b0 + visited))[source[rows]]
         return c.source_prior * mean, c.source_prior * (1 - mean)
 
+    def estimate(self, rows: np.ndarray) -> np.ndarray:
+        a0, b0 = self._prior(rows)
+        wins, losses = a0 + self.col("wins")[rows], b0 + self.col("losses")[rows]
+        return wins / (wins + losses)
+
     def observe(self, groups: Groups, progress: Progress) -> None:
         for name, evidence in zip(("wins", "losses"), self.evidence(groups), strict=True):
             column = self.col(name)

@@ -142,6 +142,9 @@ class Spread(Sampler):
             self._pool, self._keyed = pool, Draw(progress.draw.seed, 0).bits("spread.race", *keys)
         return progress.draw.again("spread.race", self._keyed, progress.round)
 
+    def estimate(self, rows: np.ndarray) -> np.ndarray:
+        return self.memory.value(rows)
+
     def _weight(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``, each at least the floor."""
         weight = self._expected(rows)

@@ -10,8 +10,8 @@ value that was missed by not rolling out, in groups of N, the best prompts of th
 steps of a run (each looks at the whole pool), at the run's own state of the pool: a method is not blamed for prompts
 that it has solved already.
 
-*Calibration.* The policy's estimates of the prompts it has seen, against their true pass rates at the end. The estimate
-is the mean of the sampler's own Beta posterior where it keeps one, else of Beta(1, 1) after all the prompt's rollouts.
+*Calibration.* The sampler's estimates of the prompts it has seen (:meth:`~verl_adaptive.roles.Sampler.estimate`), against
+their true pass rates at the end.
 
 *Gaps.* A prompt's longest gap is the longest stretch between two of its visits, start and end of the run included, in
 passes: rollouts generated meanwhile over N times the pool.
@@ -23,23 +23,11 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.engine import StepResult
 from verl_adaptive.simulate.driver import Simulation
 from verl_adaptive.simulate.learning import learns
 
 _LOOKS = 50
-
-
-def estimates(engine: Engine) -> np.ndarray:
-    """float64, one a table row: the policy's estimate of each prompt's pass rate (see the module)."""
-    sampler, table = engine.policy.sampler, engine.table
-    if {"wins", "losses"} <= set(sampler.columns):
-        wins, losses = sampler.col("wins"), sampler.col("losses")
-        a0, b0 = sampler.config.a0, sampler.config.b0
-    else:
-        wins, a0, b0 = table.col("successes"), 1.0, 1.0
-        losses = table.col("rollouts") - wins
-    return (a0 + wins) / (a0 + b0 + wins + losses)
 
 
 class Measure:
@@ -117,7 +105,7 @@ class Measure:
             "pool_end": float(now.mean()),
             "coverage": float(self.seen.mean()),
             "gap_longest": float(gap.max()),
-            **_calibration(estimates(engine)[engine.row_of][self.seen], now[self.seen]),
+            **_calibration(engine.policy.sampler.estimate(engine.row_of[self.seen]), now[self.seen]),
             "ended": self.simulation.ended,
         }
 

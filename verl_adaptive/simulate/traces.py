@@ -19,7 +19,7 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ def _columns(path: Path) -> dict[str, Any] | None:
             table = pq.read_table(path, columns=[c for c in (*_NAMES, *_VALUES) if c in names])
         except (pa.ArrowException, OSError) as error:
             raise TraceError(f"{path} is not a Parquet file: {error}") from None
-        return {name: table.column(name).to_pylist() for name in table.column_names}
+        found = {name: table.column(name).to_pylist() for name in table.column_names}
+        return _rated(found, names)
     rows = [row for _, row in json_lines(path, TraceError)]
     if not rows:
         raise TraceError(f"{path} is empty")
@@ -125,7 +126,16 @@ def _columns(path: Path) -> dict[str, Any] | None:
         return None
     names = set().union(*rows)  # the first row may lack what others have
     wanted = [c for c in (*_NAMES, *_VALUES) if c in names]
-    return {name: [row.get(name) for row in rows] for name in wanted}
+    return _rated({name: [row.get(name) for row in rows] for name in wanted}, names)
+
+
+def _rated(columns: dict[str, Any], names: Collection[str]) -> dict[str, Any] | None:
+    """Without prompts never visited, which exports have; None where some rows say by scores how they went."""
+    rates = columns["pass_rate"]
+    never = [rate is None and n == 0 for rate, n in zip(rates, columns.get("n", rates), strict=True)]
+    if "score" in names and rates.count(None) > sum(never):
+        return None
+    return {name: [v for v, none in zip(values, never, strict=True) if not none] for name, values in columns.items()}
 
 
 def _numbers(path: Path, name: str, values: list[Any]) -> np.ndarray:

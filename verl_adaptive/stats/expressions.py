@@ -188,7 +188,7 @@ class _Evaluation:
             raise ExpressionError(f"{self._text!r}: only < <= > >= == != in, not in compare")
         if not isinstance(right, ast.List | ast.Tuple | ast.Set):
             raise ExpressionError("`in` needs a list, as in source in ['gsm8k', 'math']")
-        if not all(isinstance(item, ast.Constant) for item in right.elts):
+        if not all(isinstance(item, ast.Constant | ast.UnaryOp) for item in right.elts):
             raise ExpressionError("a list in a condition holds numbers or quoted text only")
         found = reduce(pc.or_kleene, [self._pair(left, one, ast.Eq(), item) for item in right.elts], pa.scalar(False))
         return found if isinstance(op, ast.In) else pc.invert(found)

@@ -223,6 +223,13 @@ class Identity:
         own = () if self.id_key is None else (self.id_key, self.id_key.split(".")[0])
         return {"data_source", self.prompt_key, "reward_model", *self.media.values(), *own}
 
+    def words(self) -> list[str]:
+        """The options of ``verl-adaptive`` that say the same."""
+        named = [("--prompt-key", self.prompt_key)] * (self.prompt_key != "prompt")
+        named += [("--id-key", self.id_key)] if self.id_key is not None else []
+        named += [("--media-key", f"{kind}={name}") for kind, name in self.media_keys.items()]
+        return [word for pair in named for word in pair]
+
     def media_of(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
         """Images, videos and audios of a row, as stored and by verl's default names, so that a column may be renamed."""
         found = {name: row[column] for name, column in self.media.items() if row.get(column) is not None}
