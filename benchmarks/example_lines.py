@@ -212,7 +212,8 @@ def main() -> None:
         home.mkdir()
         commit = unpacked(options.clone, options.ref, root)
         data = home / "train.parquet"
-        pq.write_table(pa.table({"row": range(PROMPTS)}), data)
+        prompts = [[{"role": "user", "content": f"{row}?"}] for row in range(PROMPTS)]
+        pq.write_table(pa.table({"data_source": [""] * PROMPTS, "prompt": prompts}), data)
         lines = list(lines_of(root, options.scripts, home))
         for number, line in enumerate(lines, start=1):
             for preset in options.presets if line.words else ():
