@@ -33,6 +33,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
 from verl_adaptive.integration.compared_settings import IRRELEVANT, LOGGED, compared_of, settings_of  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.monitor import Monitor  # noqa: E402
+from verl_adaptive.integration.resume import check_resume  # noqa: E402
 from verl_adaptive.integration.run_store import RunStore  # noqa: E402
 from verl_adaptive.stats import Journal, read_snapshot  # noqa: E402
 from verl_adaptive.stats.reader import JournalReader  # noqa: E402
@@ -62,8 +63,10 @@ def run_store_of(
     compared = compared_of(run_store.config, engine.policy)
     settings = settings_of(run_store.adaptive, batch=batch, n=n, run=compared)
     run_store.plan = SimpleNamespace(
-        adaptive=run_store.adaptive, policy=engine.policy, settings=settings, begins="empty"
+        adaptive=run_store.adaptive, policy=engine.policy, settings=settings, begins="empty", stream=None
     )
+    if mode == "colocate_async":
+        run_store.plan.stream = SimpleNamespace()
     run_store._newest, run_store._with_model = None, frozenset()
     run_store.keys, run_store.sources = engine.table.keys.copy(), ["s"] * 40
     run_store.row_of, run_store.where = np.arange(40), ""
@@ -254,6 +257,28 @@ def test_what_verl_lets_change_is_said(tmp_path, changed, said, caplog):
     run_store, _ = run_store_of(tmp_path, **changed)
     assert run_store.load(str(tmp_path / "c"), 2) is not None
     assert said in caplog.text if said else " was '" not in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("under_way", "mode", "said"),
+    [
+        ({"flight": 5, "ready": 2}, "sync", "5 prompts in flight and 2 groups ready to train"),
+        ({"held": 3}, "colocate_async", "holds 3 groups back"),
+        ({"flight": 5}, "colocate_async", ""),
+        ({"held": 3}, "sync", ""),
+    ],
+)
+def test_a_mode_that_cannot_go_on_is_refused_before_a_model_is_loaded(tmp_path, under_way, mode, said, monkeypatch):
+    run_store, engine = run_store_of(tmp_path)
+    monkeypatch.setattr(type(engine), "under_way", under_way)
+    run_store.save(str(tmp_path / "c"), 2, engine, NoGroups())
+    folder = tmp_path / "c" / "adaptive"
+    plan = run_store_of(tmp_path, mode=mode)[0].plan
+    if not said:
+        check_resume(folder, read_manifest(folder), plan)
+        return
+    with pytest.raises(AdaptiveError, match=said):
+        check_resume(folder, read_manifest(folder), plan)
 
 
 @pytest.mark.parametrize(

@@ -290,9 +290,28 @@ def test_refused(overrides, message):
         run_checks(overrides)
 
 
+def test_a_cap_needs_an_allocator_that_says_its_most(tmp_path):
+    """Without it each prompt waited for the one before: a step in place of two waves took as many as it had prompts."""
+    part = "from verl_adaptive import Allocator\n\n\nclass Mine(Allocator):\n    name = 'mine'\n\n"
+    part += "    def first(self, rows, planned, progress):\n        return rows * 0 + 4\n\n"
+    part += "    def review(self, groups, progress):\n        return (groups.n < 8) * 4\n"
+    (tmp_path / "own.py").write_text(part)
+    words = ("+adaptive=dapo", f"adaptive.allocator.name={tmp_path}/own.py:Mine")
+    run_checks(*words)
+    with pytest.raises(ConfigError, match=r"max_rollouts_per_step=640: Mine does not say .* define its most\(\)"):
+        run_checks(*words, "adaptive.max_rollouts_per_step=640")
+
+
+def test_the_order_of_the_file_is_said_to_be_nobodys():
+    note = "data.shuffle=false has no effect: adaptive/sampler="
+    for words, said in (("+adaptive=solo data.shuffle=false", True), ("+adaptive=greso data.shuffle=false", False)):
+        assert any(note in one for one in RunPlan.of(composed(*words.split())).notes) is said
+    assert not any(note in one for one in RunPlan.of(composed("+adaptive=solo")).notes)
+
+
 @pytest.mark.parametrize(
     ("words", "rows"),
-    [("+adaptive=greso", 144), ("+adaptive=solo", 256), (f"+adaptive=greso {COLOCATE}", 288), ("+adaptive=aero", 80)],
+    [("+adaptive=greso", 288), ("+adaptive=solo", 256), (f"+adaptive=greso {COLOCATE}", 288), ("+adaptive=aero", 160)],
 )
 def test_a_queue_too_small_for_any_step_is_refused_before_a_model_is_loaded(words, rows):
     """``doctor`` says so, too."""

@@ -574,10 +574,36 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
 def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue):
     workers = Workers()
     session = session_of(workers)
-    session.handles = replace(session.handles, row_limit=BATCH * (N + 1) - 1)
-    with pytest.raises(ConfigError, match=r"total_storage_size=35: step 1 needs 36 rows.*set it to 72 or more"):
+    session.handles = replace(session.handles, row_limit=N)
+    with pytest.raises(ConfigError, match=r"total_storage_size=8: step 1 needs 36 rows.*set it to 72 or more"):
         session.start()
     assert workers.calls == 0 and left() == set()
+
+
+@pytest.mark.parametrize("limit", [27, 45, 10_000])  # twice the batch stays: what trains, and what it may fall back on
+def test_what_the_queue_has_no_room_for_waits_for_groups_that_are_dropped(queue, limit):
+    """A refill that the plugin itself had made too large for verl's default queue ended the run."""
+    workers, most = Workers(most=1), []
+    session = session_of(workers, n=2, filter="informative", max_rounds=PROMPTS // BATCH)
+    submit = workers.submit
+    session.handles = replace(
+        session.handles,
+        row_limit=limit,
+        submit=lambda batch: most.append(session.queue.expected()) or submit(batch),
+    )
+    for _ in range(3):
+        batch = batch_of(session)
+        assert batch.result.trained.sum() == BATCH and left() == set(batch.keys)
+        clear(batch)
+    assert max(most) <= limit and session.queue.under_way == 0
+
+
+def test_a_queue_full_of_groups_that_train_is_refused(queue):
+    session = session_of(Workers(most=1))
+    session.handles = replace(session.handles, row_limit=BATCH * (N + 1) - 1)
+    session.start()
+    with pytest.raises(ConfigError, match=r"total_storage_size=35: step 1 needs 36 rows.*set it to 72 or more"):
+        session.complete()
 
 
 def test_long_responses_do_not_trip_the_stall_timeout():

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_adaptive.engine.base import Engine
+from verl_adaptive.engine.base import Engine, check_mode
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import MAX_PASSES, fills
@@ -442,15 +442,15 @@ class AsyncEngine(Engine):
             },
         }
 
+    @property
+    def under_way(self) -> dict[str, int]:
+        return {"flight": len(self.flight), "ready": len(self.ready)}
+
     def _take_up(self, state: Mapping[str, Any]) -> None:
         """Groups in flight and ready, as they were."""
         stream = state.get("stream")
         if stream is None:
-            if len(self.held):
-                raise AdaptiveError(
-                    f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous "
-                    "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
-                )
+            check_mode({"held": len(self.held)}, self.config.resume.allow, asynchronous=True)
             return
         self.flight = Requests(**{name: np.asarray(value) for name, value in stream["flight"].items()})
         waiting, ready = groups_of(stream["open"]), groups_of(stream["ready"])

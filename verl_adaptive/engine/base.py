@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,6 +20,30 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import answers
 from verl_adaptive.stats.table import StatsTable
+
+
+def check_mode(under_way: Mapping[str, int], allow: Collection[str], *, asynchronous: bool) -> None:
+    """Refuse to go on in a trainer mode that cannot take up what a checkpoint has under way.
+
+    Args:
+        under_way: :attr:`Engine.under_way` as the checkpoint was written.
+        allow: ``adaptive.resume.allow``.
+        asynchronous: the mode that goes on.
+
+    Raises:
+        AdaptiveError: with the way out.
+    """
+    flight, ready, held = (under_way.get(name, 0) for name in ("flight", "ready", "held"))
+    if asynchronous and held:
+        raise AdaptiveError(
+            f"the checkpoint holds {held} groups back for the next step, which an asynchronous trainer cannot do; go on with "
+            "trainer.v1.trainer_mode=sync, as the run was started"
+        )
+    if not asynchronous and (flight or ready) and "mode" not in allow:
+        raise AdaptiveError(
+            f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and {ready} groups ready to train. Go "
+            "on with the same trainer.v1.trainer_mode, or leave them behind: adaptive.resume.allow=[mode]"
+        )
 
 
 class Engine(ABC):
@@ -183,16 +207,14 @@ class Engine(ABC):
             return
         flight = len(stream["flight"]["submission"])
         unfinished, ready = groups_of(stream["open"]), groups_of(stream["ready"])
-        if not flight and not len(unfinished) and not len(ready):
-            return
-        if "mode" not in self.config.resume.allow:
-            raise AdaptiveError(
-                f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and "
-                f"{len(ready)} groups ready to train. Go on with the same trainer.v1.trainer_mode, or "
-                "leave them behind: adaptive.resume.allow=[mode]"
-            )
+        check_mode({"flight": flight, "ready": len(ready)}, self.config.resume.allow, asynchronous=False)
         self.tracker.gone = Groups.concat([self.tracker.gone, unfinished])
         self.tracker.behind = Groups.concat([self.tracker.behind, ready])
+
+    @property
+    def under_way(self) -> dict[str, int]:
+        """Groups that outlive a step, by what they wait for; as :func:`check_mode` takes them."""
+        return {"held": len(self.held)}
 
     # -- for the kinds --------------------------------------------------------------------------------------
 

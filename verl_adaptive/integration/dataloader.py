@@ -82,8 +82,8 @@ class DataloaderPrompts:
 
     def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:
         self.dataset = dataset
-        self.size = len(dataset)
         whole = chunk > 1
+        self.size = len(dataset) // chunk * chunk if whole else len(dataset)  # of a pass
         self.loader = _Loader(
             dataset=NumberedDataset(dataset, read=whole),
             batch_size=chunk,

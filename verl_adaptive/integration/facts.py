@@ -238,6 +238,13 @@ def distillation_note(config: Any) -> str:
     )
 
 
+def order_note(config: Any, policy: Policy) -> str:
+    """That the order of the file is nobody's; empty where it is kept, or verl shuffles anyway."""
+    if policy.sampler.kind == "stream" or config.data.get("shuffle", True):
+        return ""
+    return f"data.shuffle=false has no effect: adaptive/sampler={policy.sampler.name} picks from the whole data set"
+
+
 def held_note(policy: Policy) -> str:
     """That a part of what trains is of older weights; empty where every group is made within its step."""
     allocator = policy.allocator

@@ -214,7 +214,12 @@ class Queue:
     def expected(self) -> int:
         """Rows that the queue will hold once everything asked for is back."""
         here = sum(1 + len(part.tags) for parts in self._parts.values() for part in parts)
-        return here + math.ceil(self._asked * self._rows / self._sessions if self._sessions else self._asked)
+        return here + math.ceil(self._asked * self.outputs)
+
+    @property
+    def outputs(self) -> float:
+        """Rows that a session has, on average; one until some were seen."""
+        return self._rows / self._sessions if self._sessions else 1.0
 
     # -- reading --------------------------------------------------------------------------------------------
 

@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_adaptive.engine.base import check_mode
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.compared_settings import differences
 from verl_adaptive.integration.run_plan import RunPlan
@@ -89,6 +90,7 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
                 "same: adaptive.resume.allow=[interrupted]"
             )
         accepted.append(f"{text}; accepted because of adaptive.resume.allow=[interrupted]")
+    check_mode(manifest["meta"].get("under_way", {}), allow, asynchronous=plan.stream is not None)
     hard, soft = differences(manifest["meta"].get("settings"), plan.settings)
     if hard and ALLOW not in allow:
         raise SnapshotError(

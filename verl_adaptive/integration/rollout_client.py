@@ -121,6 +121,11 @@ class RolloutClient(Generic[E]):
         tu.assign_non_tensor_data(batch, "global_steps", self.handles.step_of())
         self.handles.submit(batch)
 
+    @property
+    def sent(self) -> Requests:
+        """The requests in flight that have been sent."""
+        return self.engine.flight
+
     def timeout(self) -> StallTimeout:
         """A wait that begins now."""
         handles = self.handles
@@ -133,7 +138,7 @@ class RolloutClient(Generic[E]):
             AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
             ConfigError: no rollout has the field that ``adaptive.signal`` names.
         """
-        watch, flight = Stopwatch(), self.engine.flight
+        watch, flight = Stopwatch(), self.sent
         uids = self.queue.uids(flight)
         status = self.queue.look(uids)
         back = np.array([status[uid] in DONE for uid in uids], dtype=bool)

@@ -262,6 +262,7 @@ class RunStore:
                 "settings": dict(self.plan.settings),
                 "nonce": uuid.uuid4().hex,
                 "attempt": None if self.journal is None else self.journal.id,
+                "under_way": engine.under_way,
             },
             attach=attach,
         )

@@ -5,6 +5,8 @@
 
 from __future__ import annotations
 
+import numpy as np
+
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.abort import Abort
@@ -30,6 +32,7 @@ class Session(RolloutClient[Engine]):
         super().__init__(engine, stream, handles)
         self._abort = abort
         self.timings = Timings(slots)
+        self._unsent = Requests.none()  # in order, for want of room
         self._finished: StepResult  # with the step's batch
 
     def start(self) -> None:
@@ -39,8 +42,25 @@ class Session(RolloutClient[Engine]):
         self.send(self.engine.begin(self.handles.step_of()))
 
     def send(self, requests: Requests | None) -> None:
-        super().send(requests)
+        """Send these requests, as many as TransferQueue has room for; the others follow as groups are closed.
+
+        Raises:
+            ConfigError: none fits, and none is under way whose rows would be freed.
+        """
+        waiting = self._unsent if requests is None else Requests.join([self._unsent, requests])
+        self._unsent, limit = Requests.none(), self.handles.row_limit
+        if limit is not None and not self.late and len(waiting):
+            need = np.cumsum(1 + np.ceil(waiting.n * self.queue.outputs))
+            fits = int(np.searchsorted(need, limit - self.queue.expected(), side="right"))
+            if fits or len(self.engine.flight) > len(waiting):
+                waiting, self._unsent = waiting.select(slice(fits)), waiting.select(slice(fits, None))
+        super().send(waiting)
         self.timings.load(self.queue.under_way)
+
+    @property
+    def sent(self) -> Requests:
+        flight = self.engine.flight
+        return flight.select(~np.isin(flight.submission, self._unsent.submission))
 
     @property
     def late(self) -> bool:
@@ -89,13 +109,15 @@ class Session(RolloutClient[Engine]):
             if not self.late:
                 self.timings.back(len(results))
                 self.timings.load(self.queue.under_way)
-            self.send(engine.receive(results))
+            requests = engine.receive(results)
             self.close(engine.never_trains().tolist())
+            self.send(requests)
             if not engine.decided:
                 self.pause()
-        if len(engine.flight):
-            asked = int(engine.flight.n.sum())
-            done = self._abort(self.queue.drop(engine.flight))
+        sent, self._unsent = self.sent, Requests.none()
+        if len(sent):
+            asked = sent.rollouts
+            done = self._abort(self.queue.drop(sent))
             engine.abandon(min(done.rollouts, asked), done.tokens)  # one may end between two counts
         if not self.late:
             self.timings.end()
