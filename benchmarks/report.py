@@ -95,6 +95,7 @@ def results_lines(results: Path) -> list[str]:
     if "pretrained" in runs:
         lines += sections.by_rate(runs["pretrained"])
         lines += sections.ends(runs["pretrained"])
+        lines += sections.plain(pretrained_runs(read(results, "pretrained.jsonl")))
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)

@@ -11,6 +11,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES, POOLS, Standing, finals_of
@@ -285,6 +287,25 @@ def ends(runs: Runs) -> list[str]:
             rows.append([f"`{name}`", str(len(kept)), *told, pm(step_ratios(runs, name)["seconds"], "{:.2f}")])
     heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s on the same processor"]
     return section("### Ends of runs, pretrained", STARTS, heads, rows)
+
+
+def plain(runs: Runs) -> list[str]:
+    """verl's own GRPO, which ran without the plugin, beside ``grpo`` of the same seed, rate and start."""
+    said = []
+    for key in sorted(key for key in runs.cells if key[:2] == ("128", "verl")):
+        ours = ("128", "grpo", *key[2:])
+        if ours in runs.cells and runs.start(runs.cells[ours]) == runs.start(runs.cells[key]):
+            at = runs.curve(key, "rollouts")
+            apart = np.interp(at, runs.curve(ours, "rollouts"), runs.curve(ours, "held_out")) - runs.curve(
+                key, "held_out"
+            )
+            said.append(
+                f"seed {key[3]}: over {len(at)} validations `grpo` is {apart.mean():+.3f} above it on average and "
+                f"{np.abs(apart).max():.3f} apart at most"
+            )
+    if not said:
+        return []
+    return [f"verl's own GRPO ran without the plugin, too, on the pretrained model ({'; '.join(said)}).", ""]
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
