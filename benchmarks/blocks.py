@@ -104,7 +104,9 @@ def cost(clock: Row, long: Row | None, found: Found) -> list[str]:
     heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
     # the error bars are RESULTS'; the front page says how large they are
     halves = [mine["gen"].split("± ")[1] for preset in PRESETS if (mine := measured.get(preset))]
-    said = f"Measured times: ± {min(halves)}–{max(halves)}. " if halves else ""
+    said = ""
+    if halves:
+        said = f"Measured times: ± {min(halves)}–{max(halves)}, where GRPO trains {measured['grpo']['trained']:.0%}. "
     if sparse := found.get("pretrained/128"):
         more = [f"`{preset}` {sparse[preset].step:.2f}" for preset in DROPPING if preset in sparse]
         said += (

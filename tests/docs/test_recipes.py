@@ -22,7 +22,7 @@ RECIPES = sorted({p.name for p in (ROOT / "examples").glob("*.sh")} - OTHERS)
 EXPECTED = {
     "qwen2.5_math_1.5b_greso.sh": (256, 8, 4, 384 * 8, 1001),
     "qwen2.5_math_7b_greso.sh": (256, 8, 4, 384 * 8, 1001),
-    "qwen2.5_math_7b_async.sh": (256, 8, 4, 384 * 8, 1001),
+    "qwen2.5_math_7b_async.sh": (256, 8, 4, 512 * 8, 1001),
     "r1_distill_qwen_1.5b_greso.sh": (128, 8, 2, 192 * 8, 1001),
     "qwen2.5_math_1.5b_aero.sh": (128, 16, 4, 128 * 8, 1001),
     "r1_distill_qwen_1.5b_cero.sh": (64, 8, 2, 528, 500),

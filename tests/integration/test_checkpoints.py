@@ -263,9 +263,9 @@ def test_what_verl_lets_change_is_said(tmp_path, changed, said, caplog):
     ("under_way", "mode", "said"),
     [
         ({"flight": 5, "ready": 2}, "sync", "5 prompts in flight and 2 groups ready to train"),
-        ({"held": 3}, "colocate_async", "holds 3 groups back"),
+        ({"flight": 0, "ready": 1}, "sync", "0 prompts in flight and 1 groups"),
         ({"flight": 5}, "colocate_async", ""),
-        ({"held": 3}, "sync", ""),
+        ({}, "sync", ""),
     ],
 )
 def test_a_mode_that_cannot_go_on_is_refused_before_a_model_is_loaded(tmp_path, under_way, mode, said, monkeypatch):

@@ -311,7 +311,7 @@ def test_the_order_of_the_file_is_said_to_be_nobodys():
 
 @pytest.mark.parametrize(
     ("words", "rows"),
-    [("+adaptive=greso", 288), ("+adaptive=solo", 256), (f"+adaptive=greso {COLOCATE}", 288), ("+adaptive=aero", 160)],
+    [("+adaptive=greso", 288), ("+adaptive=solo", 256), (f"+adaptive=greso {COLOCATE}", 432), ("+adaptive=aero", 80)],
 )
 def test_a_queue_too_small_for_any_step_is_refused_before_a_model_is_loaded(words, rows):
     """``doctor`` says so, too."""

@@ -35,7 +35,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from verl_adaptive.engine.base import Engine, check_mode
+from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
 from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import MAX_PASSES, fills
@@ -450,7 +450,11 @@ class AsyncEngine(Engine):
         """Groups in flight and ready, as they were."""
         stream = state.get("stream")
         if stream is None:
-            check_mode({"held": len(self.held)}, self.config.resume.allow, asynchronous=True)
+            if len(self.held):
+                raise AdaptiveError(
+                    f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous "
+                    "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
+                )
             return
         self.flight = Requests(**{name: np.asarray(value) for name, value in stream["flight"].items()})
         waiting, ready = groups_of(stream["open"]), groups_of(stream["ready"])

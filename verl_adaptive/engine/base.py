@@ -22,24 +22,18 @@ from verl_adaptive.roles import answers
 from verl_adaptive.stats.table import StatsTable
 
 
-def check_mode(under_way: Mapping[str, int], allow: Collection[str], *, asynchronous: bool) -> None:
-    """Refuse to go on in a trainer mode that cannot take up what a checkpoint has under way.
+def check_mode(under_way: Mapping[str, int], allow: Collection[str]) -> None:
+    """Refuse to go on in ``sync`` from what an asynchronous trainer has under way.
 
     Args:
         under_way: :attr:`Engine.under_way` as the checkpoint was written.
         allow: ``adaptive.resume.allow``.
-        asynchronous: the mode that goes on.
 
     Raises:
         AdaptiveError: with the way out.
     """
-    flight, ready, held = (under_way.get(name, 0) for name in ("flight", "ready", "held"))
-    if asynchronous and held:
-        raise AdaptiveError(
-            f"the checkpoint holds {held} groups back for the next step, which an asynchronous trainer cannot do; go on with "
-            "trainer.v1.trainer_mode=sync, as the run was started"
-        )
-    if not asynchronous and (flight or ready) and "mode" not in allow:
+    flight, ready = (under_way.get(name, 0) for name in ("flight", "ready"))
+    if (flight or ready) and "mode" not in allow:
         raise AdaptiveError(
             f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and {ready} groups ready to train. Go "
             "on with the same trainer.v1.trainer_mode, or leave them behind: adaptive.resume.allow=[mode]"
@@ -207,14 +201,14 @@ class Engine(ABC):
             return
         flight = len(stream["flight"]["submission"])
         unfinished, ready = groups_of(stream["open"]), groups_of(stream["ready"])
-        check_mode({"flight": flight, "ready": len(ready)}, self.config.resume.allow, asynchronous=False)
+        check_mode({"flight": flight, "ready": len(ready)}, self.config.resume.allow)
         self.tracker.gone = Groups.concat([self.tracker.gone, unfinished])
         self.tracker.behind = Groups.concat([self.tracker.behind, ready])
 
     @property
     def under_way(self) -> dict[str, int]:
-        """Groups that outlive a step, by what they wait for; as :func:`check_mode` takes them."""
-        return {"held": len(self.held)}
+        """What only an engine of the same kind could go on with, by what it waits for."""
+        return {}
 
     # -- for the kinds --------------------------------------------------------------------------------------
 

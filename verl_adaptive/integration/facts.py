@@ -238,6 +238,14 @@ def distillation_note(config: Any) -> str:
     )
 
 
+def estimator_note(config: Any, name: str) -> str:
+    """That ``+adaptive=grpo`` is not GRPO; empty where it is, or another preset."""
+    estimator = config.algorithm.adv_estimator
+    if name != "grpo" or estimator != "gae":
+        return ""
+    return "algorithm.adv_estimator=gae, verl's default: PPO with a critic; for GRPO write algorithm.adv_estimator=grpo"
+
+
 def order_note(config: Any, policy: Policy) -> str:
     """That the order of the file is nobody's; empty where it is kept, or verl shuffles anyway."""
     if policy.sampler.kind == "stream" or config.data.get("shuffle", True):

@@ -119,6 +119,7 @@ class RunPlan:
             facts.image_note(config, facts.model_kind(config)),
             facts.distillation_note(config),
             facts.order_note(config, policy),
+            facts.estimator_note(config, adaptive.name),
         )
         steps = trainer.get("total_training_steps")
         return cls(
@@ -196,10 +197,10 @@ class RunPlan:
             policy = _told(build_policy(shape.config), self.estimator)
         if not policy.sampler.plans_rollouts:  # what a step asks for at least
             least, cap = policy.allocator.least(self.rollout_n), shape.config.max_rollouts_per_step
-            at_once = window if cap is None else min(window, cap // least)
-            # of the dropped, sync keeps as many as it trains, should nothing better come (GroupTracker.never_trains)
-            kept = 1 if policy.filter.keeps_all or self.stream is not None else 2
-            facts.check_room(self.row_limit, kept * at_once * (1 + least), "a step")
+            # of the dropped it keeps as many as it trains, should nothing better come (GroupTracker.never_trains)
+            at_once = window + shape.groups * (shape.config.refill and not policy.filter.keeps_all)
+            at_once = at_once if cap is None else min(at_once, cap // least)
+            facts.check_room(self.row_limit, at_once * (1 + least), "a step")
         return replace(
             self,
             adaptive=shape.config,

@@ -365,6 +365,8 @@ class Judge:
             return []  # of several measurements of a step the first one counts
         numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and np.isfinite(v)}
         known = {n: v for n, v in numbers.items() if n.startswith("val-")}
+        known = {n: v for n, v in known.items() if n.startswith("val-core/")} or known
+        known = {n: v for n, v in known.items() if "/mean@" in n} or known  # of the others nothing is looked at again
         self._validations.append({"step": step, "metrics": known, "prompts": dict(prompts)})
         whole = self._all[[0, 4, 5]].sum(axis=1)
         self._trained.append((whole - self._before).tolist())

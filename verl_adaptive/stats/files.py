@@ -12,7 +12,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 
-_BATCH = 8192
+_BATCH = 1000  # rows at a time: they may have images
 
 
 class StoreError(AdaptiveError):
