@@ -309,6 +309,13 @@ def test_the_order_of_the_file_is_said_to_be_nobodys():
     assert not any(note in one for one in RunPlan.of(composed("+adaptive=solo")).notes)
 
 
+def test_a_baseline_that_is_no_grpo_is_said():
+    """verl's default estimator has a critic."""
+    for estimator, said in (("gae", True), ("grpo", False)):
+        notes = RunPlan.of(composed("+adaptive=grpo", f"algorithm.adv_estimator={estimator}")).notes
+        assert any("PPO with a critic; for GRPO write algorithm.adv_estimator=grpo" in note for note in notes) is said
+
+
 @pytest.mark.parametrize(
     ("words", "rows"),
     [("+adaptive=greso", 288), ("+adaptive=solo", 256), (f"+adaptive=greso {COLOCATE}", 432), ("+adaptive=aero", 80)],

@@ -78,7 +78,7 @@ class History:
         self.validations = run.validations()
         known = np.isfinite(self.generated)
         for one in self.validations:
-            one["hours"] = float(np.interp(one["step"], numbers, hours)) if len(numbers) else 0.0
+            one["hours"] = float(np.interp(one["step"], [0, *numbers], [0.0, *hours]))
             if one["generated"] is None:
                 at, so_far = self.step[known], self.generated[known]
                 one["generated"] = float(np.interp(one["step"], [0, *at], [0.0, *so_far]))
