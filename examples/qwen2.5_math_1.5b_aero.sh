@@ -2,8 +2,8 @@
 # Never run on GPUs here: composed and validated only. AERO, Qwen2.5-Math-1.5B.
 #
 # AERO (arXiv 2602.14338): explore with 8 of N = 16, rescue all-wrong prompts by 2 once, from a pooled budget (the published
-# chain: adaptive.allocator.rounds=8), keep 4 rollouts of groups without variance. The paper's batch, learning rate, data and lengths could not be found: those here are GRESO's,
-# with a batch of 128. See docs/papers.md#aero for what is certain.
+# chain: adaptive.allocator.rounds=8), keep 4 rollouts of groups without variance. The paper's batch, learning rate, data
+# and lengths could not be found: those here are GRESO's, with a batch of 128. See docs/papers.md#aero for what is certain.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math
 #   bash examples/qwen2.5_math_1.5b_aero.sh [further overrides]

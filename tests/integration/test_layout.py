@@ -130,7 +130,7 @@ def test_no_ranks_rows_are_all_of_one_length(lengths, ranks, reference, updates,
     facts = (np.arange(count), np.array(lengths), np.zeros(count, int), np.ones(count, bool))
     passes = [Pass(ranks, "actor", 1), Pass(reference)]
     lay_out = partial(plan, *facts, ranks=ranks, updates=updates, partition=_even, workload=_workload, passes=passes)
-    made = _uneven(lay_out, facts[1], padding, {ranks, reference})
+    made = _uneven(lay_out(), lay_out, facts[1], padding, {ranks, reference})
     length = np.where(made.order == PAD, padding, facts[1][made.order])
     length[made.order == PAD] += made.longer
     for one in (ranks, reference):

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 
-#: Bytes of training files from which they are not read: at 12 microseconds a row of text, minutes.
+#: Bytes of training files from which they are not read: it would take minutes.
 _READ = 4e9
 
 

@@ -90,7 +90,8 @@ class MinibatchMixin(_Trainer):
         layout = lay_out()
         padding = self._padding_row(batch) if layout.padding or self.processor is not None else ({}, {})
         if self.processor is not None and padding[0]["position_ids"].dim() > 1:
-            layout = _uneven(lay_out, np.array(lengths), padding[1]["seq_len"], {one.ranks for one in passes})
+            ranks_of = {one.ranks for one in passes}
+            layout = _uneven(layout, lay_out, np.array(lengths), padding[1]["seq_len"], ranks_of)
         self._now.layouts.append(layout)
         self._now.rows.append(done.rows)
         real = layout.order != PAD
@@ -329,21 +330,24 @@ def _workload(length: np.ndarray) -> np.ndarray:
     return calculate_workload(torch.as_tensor(length, dtype=torch.int64)).numpy()
 
 
-def _uneven(lay_out: Callable[..., Layout], length: np.ndarray, padding: int, ranks: set[int]) -> Layout:
+def _uneven(
+    layout: Layout, lay_out: Callable[..., Layout], length: np.ndarray, padding: int, ranks: set[int]
+) -> Layout:
     """The first layout of which no rank's rows are all of one length; see :meth:`Layout.uneven`.
 
     Args:
-        lay_out: with ``spare`` padding rows.
+        layout: without spare rows; mostly it will do.
+        lay_out: makes one with ``spare`` padding rows.
         length: int64 ``(S,)``, tokens of each sequence.
         padding: tokens of a padding row; some have one more.
         ranks: of the passes.
     """
-    for spare in range(4 * max(ranks)):  # one or two do, but for a pass of more ranks than the actor has
-        layout = lay_out(spare=spare)
+    for spare in range(1, 4 * max(ranks)):  # one or two do, but for a pass of more ranks than the actor has
         physical = np.where(layout.order == PAD, padding, length[layout.order])
         physical[layout.order == PAD] += layout.longer
         if layout.uneven(physical, ranks, _workload, _even):
             break
+        layout = lay_out(spare=spare)
     return layout
 
 

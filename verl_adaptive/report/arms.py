@@ -268,13 +268,13 @@ def seed_in(name: str) -> tuple[str | None, str]:
     >>> seed_in("grpo-s1-lr1e-6"), seed_in("run 12"), seed_in("plain")
     (('1', 'grpo-s#-lr1e-6'), ('12', 'run #'), (None, 'plain'))
     """
-    last = [
+    found = [
         *re.finditer(r"(?<![a-z])s(?:eed)?[-_=]?(\d+)(?!\d)", name, re.IGNORECASE),
         *re.finditer(r"(\d+)(?=\D*$)", name),
     ]
-    if not last:
+    if not found:
         return None, name
-    start, end = last[0].span(1)
+    start, end = found[0].span(1)
     return name[start:end], f"{name[:start]}#{name[end:]}"
 
 
