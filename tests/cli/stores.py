@@ -118,7 +118,13 @@ def make_run(
             folder / f"global_step_{steps}" / "adaptive",
             table,
             {"engine": engine.state_dict(), "session": {}},
-            meta={"step": steps, "policy": preset, "policy_digest": engine.policy.digest(), "dataset": "d"},
+            meta={
+                "step": steps,
+                "policy": preset,
+                "policy_digest": engine.policy.digest(),
+                "dataset": "d",
+                "attempt": writer.id,
+            },
         )
     return engine, rows
 

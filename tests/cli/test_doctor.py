@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import socket
 import subprocess
 import sys
@@ -419,6 +420,8 @@ def test_resume(examine, tmp_path) -> None:
     detail = found["plan"]["detail"]  # what training would say
     assert status == 1 and "the policy's configuration is 'another'" in detail and "resume.allow=[policy]" in detail
     assert "step 7" in examine("+adaptive=greso", "adaptive.resume.allow=[policy]")[1]["THE PLAN"]["resume"]
+    only = ("trainer.val_only=true", "data.train_batch_size=64")  # more than there are rows
+    assert "no training" in examine("+adaptive=greso", *only)[1]["THE PLAN"]["resume"]
     assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["THE PLAN"]["resume"]
     gone = examine("+adaptive=greso", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/global_step_1")
     assert gone[0] == 1 and "/no/global_step_1" in gone[1]["plan"]["detail"]
@@ -432,6 +435,8 @@ def test_resume(examine, tmp_path) -> None:
     assert "adaptive.seed was 5" in known and "adaptive.max_rounds was 3" in known
     # the source of a warm start may be gone: it counts before the first step only
     assert examine("+adaptive=greso", both, "adaptive.warm_start=/no/such/run")[0] == 0
+    shutil.rmtree(step)  # verl starts over then
+    assert "starts at step 0" in examine("+adaptive=greso")[1]["THE PLAN"]["resume"]
 
 
 def test_what_tests_of_facts_look_at_is_among_the_notes(examine) -> None:

@@ -190,6 +190,15 @@ def test_a_damaged_record_is_one_line(call, tmp_path, damage, message):
     assert message in err + out and "Traceback" not in err and len(err.splitlines()) <= 1
 
 
+def test_an_attempt_that_was_killed_as_it_began_hides_no_other(call, tmp_path):
+    folder = record(tmp_path / "record")
+    shutil.copytree(folder, folder.parent / "attempt-1")
+    for name in ("events.jsonl", "start", "header.json"):
+        path = folder.parent / "attempt-1" / name
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        assert call("replay", str(folder.parent))[0] == 0
+
+
 def test_nothing_to_replay(refusal, tmp_path):
     assert "adaptive.record=true" in refusal("replay", tmp_path / "nowhere")
     assert "holds no attempt" in refusal("replay", tmp_path)

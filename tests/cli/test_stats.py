@@ -395,7 +395,8 @@ def test_what_a_warm_start_retired_counts_though_nothing_visited_it(tmp_path) ->
     unvisited = np.flatnonzero(engine.table.col("visits") == 0)
     assert len(unvisited) > 20
     engine.table.col("retired")[unvisited] = 1
-    write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
+    attempt = open_run(tmp_path)._journal.about["id"]
+    write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2, "attempt": attempt})
     assert open_run(tmp_path).retired == (len(unvisited), 2)
 
 
@@ -420,4 +421,14 @@ def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
     (tmp_path / "before" / "global_step_6").rename(tmp_path / "run" / "global_step_6")
     assert open_run(tmp_path / "run").retired[1] == 2
     (tmp_path / "run" / "global_step_2").rename(tmp_path / "global_step_2")
+    assert open_run(tmp_path / "run").retired is None
+
+
+def test_snapshots_of_another_training_in_the_same_place_are_not_its_own(tmp_path) -> None:
+    """A run that was moved names a folder where another one trains now; one from scratch has those of before beside it."""
+    make_run(tmp_path / "run", steps=4)
+    (tmp_path / "run").rename(tmp_path / "moved")
+    make_run(tmp_path / "run", steps=3)
+    assert open_run(tmp_path / "moved").retired is None and open_run(tmp_path / "run").retired == (3, 3)
+    make_run(tmp_path / "run", steps=5, snapshot=False)  # from scratch
     assert open_run(tmp_path / "run").retired is None

@@ -85,6 +85,7 @@ def one_rank(folder: Path) -> OneRank:
     old = folder / "pilots" / "checkpoints"
     validated = (
         *(*pilots, "trainer.val_only=true", "trainer.val_before_train=True", f"trainer.default_local_dir={old}"),
+        "adaptive.seed=99",  # training would not resume with it
         *("trainer.resume_mode=resume_path", f"trainer.resume_from_path={old / 'global_step_2'}"),
     )
     colocated = MODES["colocate_async"]

@@ -63,11 +63,17 @@ def run_store_of(
     compared = compared_of(run_store.config, engine.policy)
     settings = settings_of(run_store.adaptive, batch=batch, n=n, run=compared)
     run_store.plan = SimpleNamespace(
-        adaptive=run_store.adaptive, policy=engine.policy, settings=settings, begins="empty", stream=None
+        adaptive=run_store.adaptive,
+        policy=engine.policy,
+        policy_digest=engine.policy.digest(),
+        only_validates=False,
+        settings=settings,
+        begins="empty",
+        stream=None,
     )
     if mode == "colocate_async":
         run_store.plan.stream = SimpleNamespace()
-    run_store._newest, run_store._with_model = None, frozenset()
+    run_store._newest, run_store._with_model, run_store._began = None, frozenset(), 0.0
     run_store.keys, run_store.sources = engine.table.keys.copy(), ["s"] * 40
     run_store.row_of, run_store.where = np.arange(40), ""
     run_store._no_warm_start = None

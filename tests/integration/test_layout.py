@@ -80,6 +80,10 @@ def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
         assert denominator_row in made.positions(c)
         if (rows == PAD).any():
             assert made.order[denominator_row] == PAD
+    for share in made.order.reshape(-1, made.rows_per_chunk):  # no more padding in a row than it takes
+        padding, others_there = int((share == PAD).sum()), np.flatnonzero(share != PAD)
+        gaps = np.diff(others_there, prepend=-1, append=len(share)) - 1
+        assert gaps.max() <= -(-padding // max(1, len(others_there)))
     # every worker group's even splits come out even
     for one in passes:
         parts = {"actor": made.updates, "critic": made.critic_updates, "none": 1}[one.minibatches]

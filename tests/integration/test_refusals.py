@@ -68,6 +68,11 @@ def test_a_mini_step_that_has_nothing_left_is_no_error():
         Trainer(Exhausted("0 of 8 groups"))._step_once({}, {}, 8)
 
 
+def test_groups_of_another_size_in_another_mode_are_no_other_policy():
+    plans = [RunPlan.of(composed("+adaptive=solo", *mode.split())).sized(300) for mode in ("", COLOCATE)]
+    assert plans[0].n < plans[1].n and plans[0].policy_digest == plans[1].policy_digest
+
+
 PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
 
 
@@ -77,6 +82,7 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         *(f"+adaptive={preset} {mode}".strip() for preset in PRESETS for mode in ("", COLOCATE, SEPARATE)),
         *(f"+adaptive=sao algorithm.adv_estimator=gae {mode}".strip() for mode in ("", COLOCATE, SEPARATE)),
         "+adaptive=cero",
+        "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100 data.seed=1",
         f"+adaptive=cero {SEPARATE} trainer.v1.separate_async.num_warmup_batches=0",
         # what the estimator takes
         "+adaptive=aero algorithm.norm_adv_by_std_in_grpo=false adaptive.advantage.norm_by_std=false",
@@ -120,6 +126,10 @@ def test_passes(overrides):
         (
             "+adaptive=solo trainer.save_freq=5 actor_rollout_ref.actor.checkpoint.async_save=true",
             r"checkpoint\.async_save=True: .*could be resumed.*leave it false",
+        ),
+        (
+            "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100",
+            r"data\.train_max_samples=100: every start draws other prompts.*set data\.seed=1",
         ),
         *(
             (

@@ -296,6 +296,7 @@ def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path
 
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(os, "pwrite", full)
+        writer.commit_validation(0, {"acc": 0.5})  # waits before the steps, and says nothing
         for step in range(1, 9):
             commit(writer, step)
             time.sleep(0.01)
@@ -320,8 +321,13 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     process.send_signal(signal.SIGKILL)
     process.wait()
     process.stdout.close()
-    with begun(tmp_path, 1), pytest.raises(JournalBusy, match="trainer.experiment_name"):
-        Journal(tmp_path)
+    with begun(tmp_path, 1):
+        with pytest.raises(JournalBusy, match="trainer.experiment_name"):
+            Journal(tmp_path)
+        process = subprocess.run(
+            [sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, check=False
+        )
+        assert "JournalBusy" in process.stderr  # to be refused gave the lock back
 
 
 def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
@@ -345,6 +351,18 @@ def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None
     assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
     run = open_run(tmp_path / "j")
     assert [gap[:2] for gap in run.gaps()] == [(1, 1)] and len(run.prompts) == len(KEYS)
+    with begun(tmp_path / "k", 1) as writer:
+        next((tmp_path / "k").glob("prompts-*")).unlink()
+        commit(writer, 2)
+    assert steps_of(tmp_path / "k") == [1, 2] and len(open_run(tmp_path / "k").prompts) == len(KEYS)
+
+
+def test_a_data_source_that_was_corrected_is_read(tmp_path: Path) -> None:
+    for source in ("unknown", "gsm8k"):
+        with Journal(tmp_path) as journal:
+            journal.begin(0, KEYS, [source] * len(KEYS))
+            commit(journal, 1)
+    assert set(open_run(tmp_path).prompts.values("source")) == {"gsm8k"}
 
 
 def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -> None:

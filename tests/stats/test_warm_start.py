@@ -364,3 +364,23 @@ def test_of_several_runs_the_newest_that_knows_a_prompt_counts(tmp_path: Path) -
         report = warm_start(table, source, discount=1)
         assert (report.used, report.offered, report.matched, report.kind) == (2, 3, 2, "2 runs")
         assert table.col("successes").tolist() == [1, 0, 0]
+
+
+def test_of_checkpoints_the_newest_run_and_the_one_that_verl_resumes_from_count(tmp_path: Path) -> None:
+    """By their age: their names are in another order. A resume from an older checkpoint leaves a higher number behind."""
+
+    def save(run: str, step: int, reward: float) -> None:
+        table = fresh(0)
+        table.observe(Groups.from_lists([0], [[reward] * 2]), step, tolerance=0.0)
+        folder = tmp_path / run / f"global_step_{step}" / "adaptive"
+        write_snapshot(folder, table, {}, meta={"step": step, "began": 10 - ord(run[0]) / 100})
+        (tmp_path / run / "latest_checkpointed_iteration.txt").write_text(str(step))
+
+    save("b", 1, 0.0)
+    save("a", 1, 1.0)
+    save("a", 40, 0.0)
+    save("a", 30, 1.0)
+    for source, successes in ((tmp_path, 2), (tmp_path / "a", 2), (tmp_path / "b", 0)):
+        table = fresh(0)
+        warm_start(table, source, discount=1)
+        assert table.col("successes").tolist() == [successes]

@@ -28,7 +28,8 @@ def run(args: argparse.Namespace) -> int:
     root = Path(args.record)
     if not root.exists():
         raise RecordError(f"{root} does not exist; a run writes its record with adaptive.record=true")
-    chosen = [root] if (root / EVENTS).exists() else attempts(root)
+    # an attempt that was killed as it began has no events yet
+    chosen = [folder for folder in (root, *attempts(root)) if (folder / EVENTS).exists()]
     if not chosen:
         raise RecordError(f"{root} holds no attempt; name the folder that a run with adaptive.record=true wrote")
     reports = [replay(folder) for folder in chosen]

@@ -90,6 +90,14 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         "verl's V1 trainers never complete an asynchronous checkpoint, so no run could be resumed from one; leave it false",
     )
+    data, resumable = config.data, config.trainer.save_freq > 0 and config.trainer.resume_mode != "disable"
+    check(  # verl draws them with a generator of no seed
+        not resumable or data.get("seed") is not None or data.get("train_max_samples", -1) <= 0 or not data.shuffle,
+        "data.train_max_samples",
+        data.get("train_max_samples", -1),
+        "every start draws other prompts while data.seed is null, so no checkpoint could be resumed; set data.seed=1, or "
+        "data.shuffle=false to take the first ones",
+    )
     _check_mode(config, adaptive, policy)
     _check_servers(config, policy)
     _check_reward_model(config, adaptive, policy)

@@ -157,6 +157,11 @@ def single_turn(config: Any) -> bool:
     return agent.default_agent_loop == SINGLE_TURN and not agent.get("agent_loop_config_path")
 
 
+def only_validates(config: Any) -> bool:
+    """Whether verl ends after its first validation."""
+    return bool(config.trainer.get("val_only", False) and config.trainer.get("val_before_train", True))
+
+
 @dataclass(frozen=True)
 class JournalPlace:
     """Where a run's journal is.
@@ -181,7 +186,7 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
     run = f"{trainer.project_name}/{trainer.experiment_name}"
     if not store.enabled:
         return JournalPlace(None, run, checkpoints, "adaptive.store.enabled=false")
-    if trainer.get("val_only", False) and trainer.get("val_before_train", True):
+    if only_validates(config):
         # It may start from any checkpoint, beside the run itself: nothing of it belongs on the run's line.
         return JournalPlace(None, run, checkpoints, "trainer.val_only=true")
     if store.dir is None:

@@ -190,8 +190,9 @@ def plan(
 
     padded = [np.concatenate([m, np.full(rows * ranks - len(m), PAD, dtype=np.int64)]) for m in members]
     costs = [workload(np.where(p == PAD, 1, length[p])) for p in padded]
+    order = _deal(padded, costs, ranks, partition)
     return Layout(
-        order=_deal(padded, costs, ranks, partition),
+        order=np.concatenate([_spread(share) for share in order.reshape(-1, rows)]),
         chunks=chunks,
         rows_per_chunk=rows,
         updates=updates,
@@ -214,6 +215,14 @@ def _deal(
         parts = [list(range(len(rows)))] if ranks == 1 else partition(cost, ranks)
         shares.append([rows[np.sort(np.asarray(part, dtype=np.int64))] for part in parts])
     return np.concatenate([share[rank] for rank in range(ranks) for share in shares])
+
+
+def _spread(rows: np.ndarray) -> np.ndarray:
+    """A rank's rows of a chunk, padding evenly between the others: verl's even cut then makes no micro batch of padding alone,
+    which some of its losses fail on (distillation, ``bypass_mode``), and which counts as much in means over micro batches."""
+    pad = rows == PAD
+    place = np.where(pad, (np.cumsum(pad) - 0.5) / max(1, pad.sum()), (np.cumsum(~pad) - 0.5) / max(1, (~pad).sum()))
+    return rows[np.argsort(place, kind="stable")]
 
 
 def micro_size(rows: int, limit: int, multiple: int = 1) -> int:

@@ -12,7 +12,7 @@ from verl_adaptive.engine.base import check_mode
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.compared_settings import differences
 from verl_adaptive.integration.run_plan import RunPlan
-from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, SnapshotMissing, read_manifest
+from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, SnapshotError, SnapshotMissing, read_manifest
 
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
 SAVED = "saved"
@@ -36,6 +36,8 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
     Raises:
         AdaptiveError: training would refuse to resume.
     """
+    if plan.only_validates:
+        return "no training (trainer.val_only=true)", True
     if trainer.resume_mode == "disable":
         return "starts at step 0 (trainer.resume_mode=disable)", False
     if trainer.resume_mode == "resume_path":
@@ -44,10 +46,12 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
             raise AdaptiveError(f"trainer.resume_from_path={checkpoint}: there is no such checkpoint")
     else:
         root = Path(os.path.abspath(trainer.default_local_dir))
-        marker = root / "latest_checkpointed_iteration.txt"
+        marker = root / MARKER
         if not marker.is_file():
             return f"starts at step 0: no checkpoint in {root}", False
         checkpoint = root / f"global_step_{marker.read_text().strip()}"
+        if not checkpoint.is_dir():
+            return f"starts at step 0: {checkpoint}, which {marker.name} names, is gone", False
     try:
         manifest = read_manifest(checkpoint / FOLDER)
     except SnapshotMissing:
@@ -71,7 +75,7 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
         SnapshotError: a difference is not accepted; the message names it and the way out.
     """
     allow, accepted = plan.adaptive.resume.allow, []
-    for key, want in {"policy_digest": plan.policy.digest(), **expect}.items():
+    for key, want in {"policy_digest": plan.policy_digest, **expect}.items():
         have = manifest["meta"].get(key)
         if have == want:
             continue

@@ -58,6 +58,7 @@ class RunPlan:
 
     adaptive: AdaptiveConfig
     policy: Policy
+    policy_digest: str
     estimator: str
     mode: str
     schedule: str
@@ -65,6 +66,7 @@ class RunPlan:
     stream: AsyncFacts | None
     batch: int
     rollout_n: int
+    only_validates: bool
     epochs: int
     asked_steps: int | None
     updates: int
@@ -125,6 +127,7 @@ class RunPlan:
         return cls(
             adaptive=adaptive,
             policy=policy,
+            policy_digest=policy.digest(),
             estimator=advantage.estimator or str(config.algorithm.adv_estimator),
             mode=mode,
             schedule=facts.schedule_of(config),
@@ -132,6 +135,7 @@ class RunPlan:
             stream=None if mode == "sync" else facts.stream_of(config),
             batch=batch,
             rollout_n=n,
+            only_validates=facts.only_validates(config),
             epochs=int(trainer.total_epochs),
             asked_steps=None if steps is None else int(steps),
             updates=facts.updates_of(config),
@@ -170,7 +174,7 @@ class RunPlan:
         prompts = rows if prompts is None else prompts
         if rows is not None:
             check(
-                rows >= batch,
+                rows >= batch or self.only_validates,
                 "data.train_batch_size",
                 batch,
                 f"the training set has only {rows} prompts; use at most that",
@@ -186,7 +190,7 @@ class RunPlan:
         notes += [shape.note] if shape.note else []
         window = shape.groups + shape.ahead
         check(
-            self.stream is None or prompts is None or prompts >= window,
+            self.stream is None or prompts is None or prompts >= window or self.only_validates,
             f"trainer.v1.{self.mode}.num_warmup_batches",
             self.ahead,
             f"{window} prompts would be in flight at once, the training set has {prompts} different ones, and none is "

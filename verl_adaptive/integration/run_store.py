@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
@@ -76,6 +77,7 @@ class RunStore:
         self.fingerprint = fingerprint(self.keys)
         self.origin = "new statistics"
         self._newest: Path | None = None  # the checkpoint saved last
+        self._began = time.time()
         self._with_model: frozenset[Path] = frozenset()  # checkpoints seen with verl's model in them
         self.plan = plan.sized(len(self.keys), len(self.table))
         self._report_duplicates(questions, rows, identity)
@@ -257,11 +259,12 @@ class RunStore:
             meta={
                 "step": step,
                 "policy": self.adaptive.name,
-                "policy_digest": engine.policy.digest(),
+                "policy_digest": self.plan.policy_digest,
                 "dataset": self.fingerprint,
                 "settings": dict(self.plan.settings),
                 "nonce": uuid.uuid4().hex,
                 "attempt": None if self.journal is None else self.journal.id,
+                "began": self._began,
                 "under_way": engine.under_way,
             },
             attach=attach,

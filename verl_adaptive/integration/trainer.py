@@ -149,8 +149,6 @@ class AdaptiveMixin(MinibatchMixin):
         else:
             self.session = Session(self.engine, self.stream, handles, self._abort, plan.engines * plan.slots)
         self.replay_buffer.session = self.session
-        # Validation goes through verl's own sampling; its 2 s poll would be most of a small model's step.
-        self.replay_buffer.poll_interval = plan.adaptive.poll_interval
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -298,7 +296,7 @@ class AdaptiveMixin(MinibatchMixin):
     def _load_checkpoint(self) -> None:
         super()._load_checkpoint()
         watched: Mapping[str, Any] | None = None
-        if self.global_steps > 0:
+        if self.global_steps > 0 and not self.plan.only_validates:
             trainer = self.config.trainer
             folder = (
                 trainer.resume_from_path

@@ -6,7 +6,7 @@ before it is bounded, and a disk that is full or does not answer costs a warning
 ::
 
     adaptive/writer.lock                  held by the process that writes
-    adaptive/prompts-<fingerprint>.parquet    every prompt of the data set: key and data source
+    adaptive/prompts-<digest>.parquet    every prompt of the data set: key and data source
     adaptive/attempt-2/attempt.json       {"id": …, "parent": 1, "after": 40, …}: resumed after step 40 of attempt 1
     adaptive/attempt-2/groups.arrows      an Arrow IPC stream, a record batch a step, a row a finished group
     adaptive/attempt-2/steps.jsonl        a line a step; the step counts once its line is whole
@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import hashlib
 import json
 import logging
 import math
@@ -44,7 +45,6 @@ import pyarrow.parquet as pq
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats.atomic import read_file, sync_directory, write_file
-from verl_adaptive.stats.keys import fingerprint
 from verl_adaptive.stats.snapshot import package_version
 from verl_adaptive.stats.table import key_column
 from verl_adaptive.text import plain
@@ -158,6 +158,7 @@ class Journal:
         answer: Future[_T] = Future()
 
         def asked() -> None:
+            self._recovered()  # all steps before it are written: say so before an answer
             try:
                 answer.set_result(work())
             except BaseException as error:
@@ -196,12 +197,19 @@ class Journal:
         Raises:
             JournalError: the disk refused or does not answer, or another process begins an attempt at this moment.
         """
+        prompts = self._prompts
         if keys is not None:
-            name = f"prompts-{fingerprint(keys)[:16]}.parquet"
-            self.meta["prompts_file"] = name
-            content = pa.table({"key": key_column(keys), "source": pa.array(_clean(sources)).dictionary_encode()})
-            self._prompts = name, content
-        self._ask("begun", lambda: self._begin(step, parent))
+            names = _clean(sources)
+            content = pa.table({"key": key_column(keys), "source": pa.array(names).dictionary_encode()})
+            which = hashlib.blake2b(keys.tobytes() + "\0".join(names).encode(), digest_size=8).hexdigest()
+            self.meta["prompts_file"] = name = f"prompts-{which}.parquet"
+            prompts = name, content
+
+        def begin() -> None:
+            self._prompts = prompts
+            self._begin(step, parent)
+
+        self._ask("begun", begin)
 
     def _begin(self, step: int, parent: str | None) -> None:
         known = {said["id"]: said["attempt"] for said in attempts_in(self.folder) if isinstance(said.get("id"), str)}
@@ -362,8 +370,6 @@ class Journal:
                 self._woken, closing = False, self._closing
             while self._waiting:
                 step, write = self._waiting[0]
-                if step is None:  # all steps before it are written: say so before an answer
-                    self._recovered()
                 if not self._write(step, write):
                     break
                 with self._ready:
@@ -376,7 +382,8 @@ class Journal:
         try:
             if not self._is_ours():
                 return False
-            if not all(_size(self._path(name)) >= end for name, end in self._ends.items()):
+            whole = all(_size(self._path(name)) >= end for name, end in self._ends.items())
+            if not whole or (self._prompts is not None and _size(self.folder / self._prompts[0]) < 0):
                 _LOG.warning("journal %s: its files were deleted or replaced; going on in a new attempt", self.folder)
                 self._begin(self._last, self.id)
             write()
@@ -552,6 +559,13 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
     return sorted(found, key=lambda said: said["attempt"])
 
 
+def _busy(folder: Path, holder: str) -> JournalBusy:
+    return JournalBusy(
+        f"{folder} is being written by {holder}. Two writers would mix two trainings: stop the other one, or give this run its "
+        "own trainer.experiment_name"
+    )
+
+
 def _is_lock_of(folder: Path, descriptor: int) -> bool:
     """Whether this open file is still the folder's lock."""
     try:
@@ -567,27 +581,24 @@ def _lock(folder: Path) -> tuple[int, tuple[int, str]]:
     """
     path = folder / _LOCK
     entry = (os.getpid(), os.path.realpath(path))
+    if entry in _HELD:  # before the file is opened: closing any descriptor of it would give back the lock that is held
+        raise _busy(folder, "this very process")
     descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
     for left in range(30, -1, -1):  # a killed writer's lock may outlive it by a moment
         try:
-            if entry in _HELD:
-                raise OSError(errno.EAGAIN, "held by this very process")
             fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             break
         except OSError as error:
             if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS, errno.EINVAL):
                 break
-            if left and error.errno in (errno.EACCES, errno.EAGAIN) and entry not in _HELD:
+            if left and error.errno in (errno.EACCES, errno.EAGAIN):
                 time.sleep(0.1)
                 continue
             holder = os.pread(descriptor, 200, 0).decode(errors="replace")
             os.close(descriptor)
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
-            raise JournalBusy(
-                f"{folder} is being written by {holder or 'another process'}. Two writers would mix two trainings: stop the "
-                "other one, or give this run its own trainer.experiment_name"
-            ) from None
+            raise _busy(folder, holder or "another process") from None
     os.ftruncate(descriptor, 0)
     os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     _HELD.add(entry)

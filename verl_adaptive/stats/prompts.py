@@ -113,8 +113,8 @@ class Prompts:
     def get(self, name: str) -> np.ndarray:
         """float64: a column of numbers, by any of :meth:`names` but ``key`` and ``source``; nan where nothing is known."""
         if name in self.further:
-            known = self.further[name]  # prompts that the table got since have no value
-            return np.append(known, np.full(len(self) - len(known), np.nan))
+            known = self.further[name]  # prompts that the table got since have had no visit
+            return np.append(known, np.zeros(len(self) - len(known)))
         if name in DERIVED:
             return DERIVED[name][1](self)
         column = self.table.col(name).astype(np.float64)

@@ -34,7 +34,7 @@ from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
-from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotMissing, read_manifest, read_snapshot
+from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, SnapshotMissing, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable, key_words
 
 if TYPE_CHECKING:
@@ -182,7 +182,8 @@ class Run:
             if self.last is not None or self.kind == "rollouts":
                 return table, None, flips
             steps = self.steps.column("step").to_numpy()
-            return table, _retired(self._checkpoints(), int(steps.max(initial=0)), table), flips
+            attempts = {stretch.about.get("id") for stretch in self._journal.live}
+            return table, _retired(self._checkpoints(), int(steps.max(initial=0)), attempts, table), flips
 
     @cached_property
     def prompts(self) -> Prompts:
@@ -400,7 +401,7 @@ def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
         if (folder / MANIFEST).exists():
             return "snapshot", str(folder)
     journal = next((folder for folder in (path, path / FOLDER) if _is_journal(folder)), None)
-    newest = max(_checkpoints(path), default=(0, None))[1]
+    newest = _newest(path)
     if journal is None and newest is None and dump_files(path):
         return "rollouts", str(path)
     if journal is not None and (prefer == "journal" or newest is None):
@@ -410,6 +411,16 @@ def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
 
 def _is_journal(folder: Path) -> bool:
     return any(re.fullmatch(r"attempt-\d+", path.parent.name) for path in folder.glob("attempt-*/attempt.json"))
+
+
+def _newest(root: Path) -> Path | None:
+    """The checkpoint that verl would resume from, which need not be the highest number; without verl's word for it, that."""
+    there = dict(_checkpoints(root))
+    try:
+        said = int((root / MARKER).read_text())
+    except (OSError, ValueError):
+        said = -1
+    return there.get(said) or there.get(max(there, default=-1))
 
 
 def _checkpoints(root: Path) -> Iterator[tuple[int, Path]]:
@@ -472,8 +483,10 @@ def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
     return folder and not any(name.startswith((".", "global_step_")) for name in names)
 
 
-def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int, int | None] | None:
-    """A journal does not record what is retired; the newest snapshot of the run up to its last step does, and is marked."""
+def _retired(
+    folder: str | None, last_step: int, attempts: set[Any], table: StatsTable
+) -> tuple[int, int | None] | None:
+    """A journal does not record what is retired; the newest snapshot of these attempts up to the last step does, and is marked."""
     if folder is None or not os.path.isdir(folder):
         return None
     try:
@@ -483,8 +496,8 @@ def _retired(folder: str | None, last_step: int, table: StatsTable) -> tuple[int
             except SnapshotMissing:
                 continue  # verl's checkpoint, its snapshot not yet written
             step = manifest["meta"].get("step")
-            if isinstance(step, int) and step > last_step:
-                continue
+            if manifest["meta"].get("attempt") not in attempts or (isinstance(step, int) and step > last_step):
+                continue  # an abandoned stretch's, or another run's in the same place
             rows = table.rows_for(theirs.keys, create=False)
             marked = (rows >= 0) & (theirs.col("retired") > 0)
             table.col("retired")[rows[marked]] = 1

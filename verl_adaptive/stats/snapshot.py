@@ -40,6 +40,8 @@ SNAPSHOT_SCHEMA = 1
 #: The statistics' folder: the snapshot inside verl's `global_step_N`, the journal beside the checkpoints.
 FOLDER = "adaptive"
 MANIFEST = "manifest.json"
+#: Beside the checkpoints, verl's: the step that it would resume from.
+MARKER = "latest_checkpointed_iteration.txt"
 _OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.
 _ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
