@@ -54,12 +54,13 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
 
 
 def pretrained_thin(runs: Mapping[str, Runs]) -> str:
-    """What thinned rows train and lose on the pretrained model; nothing where they were not run."""
-    if "pretrained" not in runs or (lr := runs["pretrained"].best_lr("128", "solo-thin")) is None:
+    """What thinned rows train and lose on the pretrained model; nothing where they were not run beside GRPO."""
+    if "pretrained" not in runs or not (ratios := step_ratios(runs["pretrained"], "solo-thin")["trained"]):
         return ""
+    lr = runs["pretrained"].best_lr("128", "solo-thin")
     gains = runs["pretrained"].less(("128", "solo-thin", lr), ("128", "solo", lr))
     beside = f"; accuracy minus that of `solo`: {difference(gains)} ({len(gains)} seeds)" if gains else ""
-    return f"With `thin` it trains {np.mean(step_ratios(runs['pretrained'], 'solo-thin')['trained']):.2f} ×{beside}. "
+    return f"With `thin` it trains {np.mean(ratios):.2f} ×{beside}. "
 
 
 def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:

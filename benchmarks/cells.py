@@ -104,9 +104,7 @@ def parse_id(text: str, variants: Iterable[str], presets: Iterable[str]) -> Key:
     """
     parts = text.split("/")
     if len(parts) != 4 or not parts[2].startswith("lr=") or not parts[3].startswith("seed="):
-        raise ValueError(
-            f"{text!r} is no cell; write VARIANT/PRESET/lr=RATE/seed=NUMBER, as base/greso/lr=0.001/seed=0"
-        )
+        raise ValueError(f"{text!r} is no cell; write VARIANT/PRESET/lr=RATE/seed=NUMBER, with one of --list")
     for what, name, known in (("variant", parts[0], list(variants)), ("preset", parts[1], list(presets))):
         if name not in known:
             raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")

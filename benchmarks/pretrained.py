@@ -1,8 +1,8 @@
 """The methods on a pretrained language model: real verl, vLLM and SmolLM2-135M, without a GPU or a hub.
 
     python -m benchmarks.pretrained                                  # what is missing in the results; days
-    python -m benchmarks.pretrained --presets "grpo;solo" --lrs 3e-5 --seeds 1
-    python -m benchmarks.pretrained --cell "128/solo/lr=3e-05/seed=0" --check
+    python -m benchmarks.pretrained --presets "grpo;solo" --lrs 1e-5 --seeds 1
+    python -m benchmarks.pretrained --cell "128/solo/lr=1e-05/seed=0" --check
     python -m benchmarks.report                                      # the tables again, from the results
 
 One cell is one training run of about 15 minutes on two idle cores. All runs start from the same weights

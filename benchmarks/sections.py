@@ -258,21 +258,17 @@ STARTS = "Of runs from both processors' starts: a row tells of its policy, and d
 
 
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
-    """What a step of the pretrained model takes, as ratios to GRPO's of the same seed: tokens generated, tokens trained, and
-    the median seconds, where the processor was the same one."""
-    cells = []
-    for name in (preset, "grpo"):
-        lr = runs.best_lr("128", name)
-        cells.append({s: runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)} if lr is not None else {})
-    pairs = [(mine, cells[1][seed]) for seed, mine in cells[0].items() if seed in cells[1]]
+    """What a step of the pretrained model takes, as ratios to GRPO's of the same seed and start: tokens generated, tokens
+    trained, and the median seconds."""
+    rates = runs.best_lr("128", preset), runs.best_lr("128", "grpo")
+    if None in rates:
+        return {"generated": [], "trained": [], "seconds": []}
+    one, other = ("128", preset, rates[0]), ("128", "grpo", rates[1])
+    pairs = [(runs.cells[(*one, seed)], runs.cells[(*other, seed)]) for seed in runs.pairs(one, other)]
     return {
         "generated": [a["curve"][-1][3] / b["curve"][-1][3] for a, b in pairs],
         "trained": [a["curve"][-1][4] / b["curve"][-1][4] for a, b in pairs],
-        "seconds": [
-            a["step_seconds"]["step"] / b["step_seconds"]["step"]
-            for a, b in pairs
-            if a["machine"]["cpu"] == b["machine"]["cpu"]
-        ],
+        "seconds": [a["step_seconds"]["step"] / b["step_seconds"]["step"] for a, b in pairs],
     }
 
 
@@ -454,7 +450,7 @@ RECORDS = (
         lambda d: (
             f"`{d['command']}`: the package's engine in a queueing model ({d['blocks']['model']['about']}); generation "
             "only. Ratios to GRPO of the same seeds. *Time to where GRPO's pool ends*: on the pool `mixed`, which learns; "
-            f"{_learning_seeds(d)} seeds. [The model and its columns](../docs/simulate.md#the-clock)."
+            f"{_learning_seeds(d)} seeds. {d['note']} [The model and its columns](../docs/simulate.md#the-clock)."
         ),
         _clock_rows,
         "policy | seeds | rollouts | time | time per informative group | time to where GRPO's pool ends",

@@ -13,6 +13,6 @@ venv=${VENV:-$root/.venv}
 unset PYTHONDONTWRITEBYTECODE
 cd "$root"
 if (($# == 0)); then
-    set -- --presets "grpo;solo" --lrs 3e-5 --seeds 1 --results "$root/outputs/pretrained/results.jsonl"
+    set -- --presets "grpo;solo" --lrs 1e-5 --seeds 1 --results "$root/outputs/pretrained/results.jsonl"
 fi
 exec "$venv/bin/python" -m benchmarks.pretrained "$@"

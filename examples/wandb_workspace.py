@@ -39,11 +39,14 @@ SECTIONS: dict[str, dict[str, tuple[str, tuple[str, ...]]]] = {
     "Alarms": {
         "Data sources": (
             "Step",
-            ("adaptive/alarm/never_solved", "adaptive/alarm/cut", "adaptive/alarm/jumped", "adaptive/alarm/starved"),
+            tuple(f"adaptive/alarm/{name}" for name in ("never_solved", "cut", "jumped", "starved", "all_succeed")),
         ),
         "The run": (
             "Step",
-            ("adaptive/alarm/validation_falls", "adaptive/alarm/rogue_reward", "adaptive/alarm/dead_share"),
+            tuple(
+                f"adaptive/alarm/{name}"
+                for name in ("validation_falls", "rogue_reward", "dead_share", "duplicate_share", "unused_acc")
+            ),
         ),
         "Answers cut at the limit": ("Step", ("adaptive/response_length/generated_clip_ratio",)),
     },

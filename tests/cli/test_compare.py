@@ -57,6 +57,40 @@ def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> Non
     assert call(*words, "--csv", tmp_path / "c.csv")[0] == 1  # not without --overwrite
 
 
+def test_runs_that_ended_early_are_told(arms, call, tmp_path) -> None:
+    """One that died before its second validation counted as a seed in which nothing differed: a gain became none."""
+    for name in ("grpo", "solo"):
+        for seed in GAINS:
+            (tmp_path / f"{name}-s{seed}").symlink_to(arms / f"{name}-s{seed}")
+    parts = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "prompts": 40, "validate": lambda s: 0.3}
+    for name, steps in (("grpo", 20), ("solo", 3)):
+        make_run(tmp_path / f"{name}-s4", run_id=f"p/{name}-s4", preset=name, steps=steps, seed=4, **parts)
+    words = ("compare", f"grpo={tmp_path}/grpo-s*", f"solo={tmp_path}/solo-s*")
+    out, err = call(*words)[1:]
+    assert "(3 seeds, significant)" in out and "seed 4: not compared" in out
+    assert "solo-s4/adaptive has no validation after its first step: left out" in err
+    (tmp_path / "solo-s4").rename(tmp_path / "old")
+    make_run(tmp_path / "solo-s4", run_id="p/solo-s4", preset="solo", steps=12, seed=4, **parts)
+    assert "A run ended early: seed 4 at " in call(*words)[1]
+
+
+def test_words_of_one_name_are_one_arm(arms, call) -> None:
+    """As a shell writes grpo=runs/grpo-s{1,2,3}."""
+    words = [f"{name}={arms}/{name}-s{seed}" for name in ("grpo", "solo") for seed in GAINS]
+    quoted = call("compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*", "--json")[1]
+    assert call("compare", *words, "--json")[1] == quoted
+
+
+def test_runs_without_a_common_metric_are_named(arms, tmp_path, refusal) -> None:
+    parts = {"snapshot": False, "prompts": 40, "steps": 8, "n": 4}
+    make_run(tmp_path / "nan-s1", run_id="nan-s1", validate=lambda s: 0.3 if s < 5 else float("nan"), **parts)
+    said = refusal("compare", f"a={arms}/grpo-s1", f"b={tmp_path}/nan-s1", "--csv", tmp_path / "c.csv")
+    assert "nan-s1/adaptive has no metric that each of its validations has" in said
+    make_run(tmp_path / "other-s1", run_id="other-s1", validate=lambda s: {"val-core/math/acc/mean@8": 0.3}, **parts)
+    said = refusal("compare", f"a={arms}/grpo-s1", f"b={tmp_path}/other-s1", "--csv", tmp_path / "c.csv")
+    assert "mean@1; " in said and "other-s1/adaptive has " in said and "val_kwargs.n" in said
+
+
 def test_arms_are_drawn(arms, call, tmp_path) -> None:
     pytest.importorskip("matplotlib")
     words = ("compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*", "--plot")
@@ -132,7 +166,7 @@ def test_seeds_are_found_wherever_a_name_has_them(name, tmp_path, call) -> None:
         for seed in (1, 2, 3):
             own = name.format(arm, seed)
             make_run(
-                tmp_path / own, run_id=own, preset=arm, steps=3, prompts=20, snapshot=False, validate=lambda s: 0.5
+                tmp_path / own, run_id=own, preset=arm, steps=5, prompts=20, snapshot=False, validate=lambda s: 0.5
             )
     folders = [path.parent for path in sorted(tmp_path.rglob("adaptive"))]
     found = json.loads(call("compare", *folders, "--json")[1])["arms"]

@@ -147,6 +147,20 @@ def test_the_beginning_of_a_key_finds_its_prompt(finished, call, refusal) -> Non
         assert "first 8 or more" in refusal("stats", finished.folder, "--where", f"key == '{bad}'")
 
 
+def test_a_score_that_is_no_number_is_a_lost_rollout(tmp_path, call) -> None:
+    """As in training; one in verl's rollouts made a whole folder of them unreadable."""
+    line = {"input": "q", "output": "a", "gts": "1"}
+    text = "".join(json.dumps({**line, "score": score}) + "\n" for score in (1.0, float("nan"), 0.0))
+    (tmp_path / "1.jsonl").write_text(text + json.dumps({**line, "input": "r", "score": float("nan")}) + "\n")
+    (page,) = open_run(tmp_path).observations()
+    assert page.select(["n", "lost", "successes"]).to_pylist() == [{"n": 2, "lost": 1, "successes": 1.0}]
+    assert call("stats", tmp_path)[0] == 0
+
+
+def test_a_word_without_quotes_is_told_to_have_them(finished, refusal) -> None:
+    assert "write 'math' in quotes" in refusal("stats", finished.folder, "--where", "source == math")
+
+
 def test_colours_only_where_they_are_wanted(finished) -> None:
     """A terminal's, without NO_COLOR; that there are none in a pipe is tests/test_security.py's."""
 

@@ -128,6 +128,10 @@ def test_passes(overrides):
             r"checkpoint\.async_save=True: .*could be resumed.*leave it false",
         ),
         (
+            "+adaptive=greso trainer.n_gpus_per_node=1 actor_rollout_ref.rollout.tensor_model_parallel_size=2",
+            r"tensor_model_parallel_size=2: an engine of .* needs more than there are",
+        ),
+        (
             "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100",
             r"data\.train_max_samples=100: every start draws other prompts.*set data\.seed=1",
         ),

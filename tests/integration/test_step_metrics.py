@@ -112,7 +112,8 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     trainer.tokenizer = trainer.processor = None
     trainer._init_dataloader()
     plan, engine = trainer.plan, trainer.engine
-    assert trainer.replay_buffer.poll_interval == 2.0  # verl's: separate_async takes a step that waits longer for an idle one
+    # verl's own: separate_async takes a step that waits longer for an idle one
+    assert trainer.replay_buffer.poll_interval == 2.0
     assert engine.policy is plan.policy is policy and engine.facts == plan.facts == seen.facts
     assert seen.first_round == 64 and "no checkpoint" in seen.resume  # what only doctor looks at
     seen = replace(seen, first_round=None, resume="")

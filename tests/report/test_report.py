@@ -383,7 +383,7 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     (found,) = suspects.records
     assert (found["row"], found["expected"], found["said"]) == (5, "10", "11 50% · 12 25% · right 25%")
     assert found["surprise"] > 3
-    assert any("1 prompts fail although" in f.what for f in made.findings)
+    assert any("1 prompt fails although" in f.what for f in made.findings)
 
 
 @pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])

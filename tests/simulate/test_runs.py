@@ -217,6 +217,11 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
     assert by["x"]["efficiency_pool_end"] is None  # the oracle gained nothing
     alone = summarise([row for row in rows if row["preset"] == "x"])[0]
     assert alone["efficiency_signal"] is None and alone["compute_ratio"] is None
+    nothing = summarise([fake("grpo", 0, 0.2, compute=0.0), fake("x", 0, 0.2, compute=0.0)])
+    assert [entry["compute_ratio"] for entry in nothing] == [
+        None,
+        None,
+    ]  # no rollout trained, and no warning of numpy's
 
 
 # -- presets ----------------------------------------------------------------------------------------------------------

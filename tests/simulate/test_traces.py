@@ -180,7 +180,7 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
         ("o.jsonl", '{"pass_rate": 0.5, "tokens": -5}\n', "row 0: tokens=-5 is less than none"),
         ("p.parquet", "x", "not a Parquet file"),
         ("t.txt", "hello", "is not one of"),
-        ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a finite number"),
+        ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a number"),
         ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),
         (
             "4.jsonl",

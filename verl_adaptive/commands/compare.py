@@ -31,7 +31,7 @@ from verl_adaptive.commands.arguments import (
     refuse_overwrite,
 )
 from verl_adaptive.commands.export import write_pages
-from verl_adaptive.commands.output import console, key_digits, note, note_gaps, print_json, table
+from verl_adaptive.commands.output import console, key_digits, note, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.report.arms import (
     COSTS,
@@ -121,8 +121,8 @@ def run(args: argparse.Namespace) -> int:
     prompts = _prompts(pair, args) if pair else {}
     if trials is None:
         said = prompts["said"]
-    for run in (run for runs in arms.values() for run in runs):
-        note_gaps(run)
+    for text in trials.missing if trials is not None else [text for run in pair for text in run.missing()]:
+        note(text)
     if args.json:
         print_json({"verdict": said, **found, **{name: prompts[name] for name in ("a", "b", "matched") if prompts}})
     else:
@@ -149,20 +149,24 @@ def run(args: argparse.Namespace) -> int:
 
 def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     """Name → runs of each arm."""
-    words = [(word, None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)) for word in args.arms]
-    found = [open_runs(match[2] if match else word, identity=identity_from(args)) for word, match in words]
-    if len(found) == 1 and len(found[0]) == 2 and words[0][1] is None:
-        return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", found[0], strict=True)}
-    if len(words) > 2 and not any(match for _, match in words) and all(len(runs) == 1 for runs in found):
-        return _by_method([runs[0] for runs in found])  # patterns that the shell has replaced
-    names = [
-        m[1] if m else str(runs[0].about.get("preset", word)) for (word, m), runs in zip(words, found, strict=True)
-    ]
+    found: dict[
+        tuple[str, int], list[Run]
+    ] = {}  # by a word and its place, or, with place 0, by the name that several may have
+    for place, word in enumerate(args.arms, 1):
+        match = None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)
+        runs = open_runs(match[2] if match else word, identity=identity_from(args))
+        found.setdefault((match[1], 0) if match else (word, place), []).extend(runs)
+    if all(place for _, place in found):
+        if len(found) == 1 and len(runs) == 2:
+            return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", runs, strict=True)}
+        if len(found) > 2 and all(len(runs) == 1 for runs in found.values()):
+            return _by_method([run for runs in found.values() for run in runs])  # patterns that the shell has replaced
+    names = [str(runs[0].about.get("preset", word)) if place else word for (word, place), runs in found.items()]
     if len(set(names)) < len(names):
-        names = [m[1] if m else word for word, m in words]
+        names = [word for word, _ in found]
     if len(set(names)) < len(names):
         names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
-    arms = dict(zip(names, found, strict=True))
+    arms = dict(zip(names, found.values(), strict=True))
     if len(arms) < 2:
         (runs,) = arms.values()
         there = ", ".join(run.source for run in runs[:6])

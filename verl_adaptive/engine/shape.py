@@ -74,7 +74,7 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         wanted in sizes,
         "adaptive.allocator.n",
         wanted,
-        f"a step's {batch} x {n} rollouts are spread over groups that divide actor_rollout_ref.rollout.n={n}: "
+        f"a step's rollouts are spread over groups that divide actor_rollout_ref.rollout.n={n}: "
         f"{', '.join(map(str, sizes))}",
     )
     room = ROOM * (1 + ahead) if ahead else 1

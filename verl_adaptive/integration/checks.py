@@ -10,7 +10,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import ahead_of, has_critic, late_rewards, mode_of, stream_of
+from verl_adaptive.integration.facts import ahead_of, has_critic, late_rewards, mode_of, replicas_of, stream_of
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.roles import Allocator, Commits
 from verl_adaptive.simulate import preset_names
@@ -416,7 +416,15 @@ def _check_servers(config: Any, policy: Policy) -> None:
         True,
         "dispatches single rollouts, and a preset sends, tops up and aborts prompts with all of theirs; set it to false",
     )
-    if not (rollout.get("disaggregation") or {}).get("enabled", False) or not _aborts(config, policy):
+    apart = (rollout.get("disaggregation") or {}).get("enabled", False)
+    check(  # verl makes none then, and every rollout fails
+        apart or replicas_of(config) >= 1,
+        f"{key}.tensor_model_parallel_size",
+        rollout.tensor_model_parallel_size,
+        f"an engine of {key}.tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size GPUs needs more than "
+        "there are to generate on; use at most as many",
+    )
+    if not apart or not _aborts(config, policy):
         return
     check(
         rollout.name != "sglang",

@@ -163,6 +163,11 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
             said.append(
                 f"Only one of the two has seed{'s' * (len(left) > 1)} {', '.join(map(str, left))}: not compared."
             )
+    ends = {seed: first.ends.get(seed, np.inf) for seed in first.compared}
+    whole = max(ends.values(), default=np.inf)
+    early = [f"seed {seed} at {end:,.4g}" for seed, end in ends.items() if end < 0.9 * whole]
+    if early:
+        said.append(f"A run ended early: {', '.join(early)} of {whole:,.4g} {cost}.")
     return " ".join(said)
 
 
@@ -176,7 +181,7 @@ class Trials:
     Attributes:
         metric: verl's, and of which data sources.
         arms: name → its runs.
-        missing: steps that journals lack, in words.
+        missing: steps that journals lack, and runs that are left out, in words.
     """
 
     metric: str
@@ -208,32 +213,58 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     for run in runs:
         if not validations[run.id]:
             raise AdaptiveError(f"{run.where} has no validation: give every run a trainer.test_freq")
-    common = set.intersection(*(set(one["metrics"]) for found in validations.values() for one in found))
+    own = {run.id: set.intersection(*(set(one["metrics"]) for one in validations[run.id])) for run in runs}
+    common = set.intersection(*own.values())
+    if not any(map(headline, _only(common, validations).values())):
+        raise AdaptiveError(_nothing_common(runs, own))
+    shared = _only(common, validations)
     out = Trials("", {}, [text for run in runs for text in run.missing()])
     for name, members in arms.items():
         seeds, out.arms[name] = _seeds(name, members) if len(runs) > len(arms) else [0], []
         for seed, run in zip(seeds, members, strict=True):
-            curve, points = _measured(run, validations[run.id], common, cost)
+            curve, points = _measured(run, shared[run.id], cost)
+            if not points[cost][-1]:  # it would count as a whole run in which nothing differs
+                out.missing.append(f"{run.where} has no validation after its first step: left out")
+                continue
             out.metric = f"{curve.metric}, {curve.name}"
             known = [error for i in range(len(curve.values)) if (error := curve.error(i)) is not None]
             errors = np.array(known) if len(known) == len(curve.values) else None
             out.arms[name].append(Trial(seed, points[cost], curve.values, errors, points))
+        if not out.arms[name]:
+            raise AdaptiveError(f"no run of {name} has a validation after its first step: {members[0].where}")
     return out
 
 
-def _measured(
-    run: Run, validations: Sequence[dict[str, Any]], common: set[str], cost: str
-) -> tuple[Curve, dict[str, np.ndarray]]:
-    """A run's curve of the first of these metrics, and what the run had spent at each of its points."""
-    shared = [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in validations]
-    paid, found = spent(run), headline(shared)
+def _only(names: set[str], validations: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
+    """The validations of each run, with these metrics of them."""
+    return {
+        run: [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in names}} for one in found]
+        for run, found in validations.items()
+    }
+
+
+def _nothing_common(runs: Sequence[Run], own: Mapping[str, set[str]]) -> str:
+    """Which runs were measured otherwise; ``own``: the metrics that each of a run's validations has."""
+    for run in runs:
+        if not own[run.id]:
+            return f"{run.where} has no metric that each of its validations has: one of them gave no finite number"
+
+    def said(run: Run) -> str:
+        return f"{run.where} has {', '.join(sorted(own[run.id])[:2])}"
+
+    other = next((run for run in runs if not own[run.id] & own[runs[0].id]), runs[-1])
+    return (
+        f"the runs were validated on nothing that all have: {said(runs[0])}; {said(other)}. Give all the same data.val_files and "
+        "actor_rollout_ref.rollout.val_kwargs.n"
+    )
+
+
+def _measured(run: Run, validations: Sequence[dict[str, Any]], cost: str) -> tuple[Curve, dict[str, np.ndarray]]:
+    """A run's curve of the headline metric, and what the run had spent at each of its points."""
+    paid, found = spent(run), headline(validations)
     if paid is None or not paid[cost].any():
         raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
-    if not found:
-        raise AdaptiveError(
-            f"{run.where} was validated on nothing that every validation of every run has: give all the same data.val_files"
-        )
-    measured = [shared[i] for i in found[-1].at.tolist()]
+    measured = [validations[i] for i in found[-1].at.tolist()]
     at = np.array([one["step"] for one in measured])
     points = {name: np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) for name in COSTS} | {"step": at}
     for place, one in enumerate(measured):

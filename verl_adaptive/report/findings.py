@@ -32,7 +32,7 @@ def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], s
         out.append(
             Finding(
                 False,
-                f"{suspected:,} prompts fail although their source's others are solved",
+                f"{suspected:,} prompt{'s fail' if suspected > 1 else ' fails'} although others of the same source are solved",
                 "A wrong label, an answer in another form, or a truncated question: see the list, the first ones first.",
             )
         )
@@ -109,7 +109,7 @@ def _validation(history: History) -> list[Finding]:
                 Finding(
                     curve.shares and drop > 0.1,
                     f"Validation of {curve.name} is {drop:.3f} below its best, {curve.values[best]:.3f} at step {step:,}",
-                    "Over-training or a reward that drifts: the checkpoint of that step may be the better one.",
+                    "Over-training or a reward that drifts: the model of that step may be the better one.",
                 )
             )
     return out

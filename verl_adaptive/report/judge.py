@@ -81,7 +81,7 @@ _WHY = {
     "all_succeed": "Set adaptive.success.threshold, or adaptive.signal.",
     "dead_share": "Fix the reward function, set adaptive.success.threshold if its rewards vary, or leave the source out "
     "(verl-adaptive export --data).",
-    "validation_falls": "Reward hacking or over-training: the checkpoint of that step may be the better one.",
+    "validation_falls": "Reward hacking or over-training: the model of that step may be the better one.",
     "rogue_reward": "A penalty, an overflow or a failed judge? It is clipped, and the scale of the advantages ignores it.",
     "duplicates": "Such rows share one set of statistics.",
     "unused_acc": "Set adaptive.signal=acc: the reward alone does not show which prompts are solved.",

@@ -242,7 +242,7 @@ def _efficiency(by: dict, preset: str, key: str) -> tuple[float | None, float | 
 
 def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]:
     found = _paired(by, (preset, BASELINE), key)
-    return mean_of(found[0] / found[1]) if found else (None, None)
+    return mean_of(found[0] / found[1]) if found and found[1].all() else (None, None)
 
 
 def _to_baseline(by: dict, preset: str) -> list[float]:

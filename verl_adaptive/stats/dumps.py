@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -100,6 +101,7 @@ class DumpReader(JournalReader):
         self.said: dict[str, Said] = {}
         self._written: dict[int, float] = {}
         groups: dict[tuple[int, bytes], list[tuple[float, str]]] = {}  # by step and key: scores and answers
+        lost: Counter[tuple[int, bytes]] = Counter()  # as training counts them: a score that is no number is none
         sources: dict[bytes, str] = {}
         for path in dump_files(self.folder):
             for where, row in _rollouts(path):
@@ -107,6 +109,9 @@ class DumpReader(JournalReader):
                 sources.setdefault(key, str(row.get("data_source") or ""))
                 self.rows.setdefault(key.hex(), Row(None, str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
+                if not math.isfinite(score):
+                    lost[step, key] += 1
+                    continue
                 groups.setdefault((step, key), []).append((score, answer_in(str(row.get("output", "")))))
         rows = []
         for place, (step, key) in enumerate(sorted(groups, key=lambda group: group[0])):
@@ -120,7 +125,14 @@ class DumpReader(JournalReader):
             for name in ("signal", "reward"):
                 row |= {f"{name}_sum": values.sum(), f"{name}_sqsum": (values * values).sum()}
             row |= {"signal_min": values.min(), "signal_max": values.max()}
-            row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0, "lost": 0, "clipped": None}
+            row |= {
+                "outcome": "trained",
+                "failed": False,
+                "tokens": 0,
+                "lag": 0,
+                "lost": lost[step, key],
+                "clipped": None,
+            }
             rows.append(row)
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
 
@@ -189,8 +201,8 @@ def _rollout(row: Mapping[str, Any], step: int, where: str) -> tuple[bytes, int,
     if missing := {"input", "score"} - set(row):
         raise StoreError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
     score, step = row["score"], row.get("step", step)
-    if isinstance(score, bool) or not isinstance(score, int | float) or not math.isfinite(score):
-        raise StoreError(f"{where}: score={score!r} is not a finite number")
+    if isinstance(score, bool) or not isinstance(score, int | float):
+        raise StoreError(f"{where}: score={score!r} is not a number")
     if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
         raise StoreError(f"{where}: step={step!r} is not a whole number")
     return prompt_key(None, row["input"], row.get("gts")), step, float(score)

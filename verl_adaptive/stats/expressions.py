@@ -148,6 +148,8 @@ class _Evaluation:
     def _checked(self, value: Any, kind: str, node: ast.AST) -> Any:
         if _kind(value) != kind:
             hint = ": compare it with something, as in pass_rate < 0.1" if kind == _CONDITION else ""
+            if kind == _TEXT and (name := _dotted(node)) is not None:
+                hint = f": write '{name}' in quotes"
             raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is {_kind(value)}, not {kind}{hint}")
         return value
 
