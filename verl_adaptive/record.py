@@ -34,10 +34,10 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, PromptStream, Requests, StepResult, make_engine
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Listener
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import PER_GROUP, PER_ROLLOUT, Groups
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import unicodedata
 from collections.abc import Mapping
@@ -47,7 +48,7 @@ def share(part: float | None, whole: float | None = 1.0) -> str:
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold: numpy's values become Python's, what is not a finite number null, and what is no JSON text."""
+    """What JSON can hold: numpy's values become Python's, dataclasses objects, nan and infinities null, the rest text."""
     if hasattr(value, "tolist"):
         value = value.tolist()
     if isinstance(value, Mapping):
@@ -56,7 +57,9 @@ def plain(value: Any) -> Any:
         return [plain(one) for one in value]
     if isinstance(value, float):
         return value if math.isfinite(value) else None
-    return value if value is None or isinstance(value, bool | int | str) else str(value)
+    if value is None or isinstance(value, bool | int | str):
+        return value
+    return plain(vars(value)) if dataclasses.is_dataclass(type(value)) else str(value)
 
 
 def _escape(character: str) -> str:

@@ -22,9 +22,9 @@ from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import StepResult
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration.rows import alone, longer, padding_row
+from verl_adaptive.ledger import Ledger
 
 IDS = torch.arange(9)
 TEXT = {

@@ -33,6 +33,7 @@ from verl_adaptive.commands.arguments import (
 from verl_adaptive.commands.export import write_pages
 from verl_adaptive.commands.output import console, key_digits, note, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.report.arms import (
     COSTS,
     Outcome,
@@ -339,9 +340,9 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     for letter, f in zip("AB", facts, strict=True):
         named = ", ".join(str(f[key]) for key in ("preset", "run") if f.get(key))
         out.print(clean(f"{letter}: {named or f['kind']} ({f['store']})"), soft_wrap=True)
-    generated = [(((f.get("ledger") or {}).get("rollouts")) or {}).get("generated") for f in facts]
+    ledgers: list[Ledger | None] = [f.get("ledger") for f in facts]
     if any(f["cut"] for f in facts):
-        known = [float(value) for value in generated if value is not None]
+        known = [float(one.rollouts.generated) for one in ledgers if one is not None]
         apart = len(known) == 2 and abs(known[0] - known[1]) > 0.1 * max(known)
         why = (
             "Not at equal rollouts: the longer run's journal lacks its first steps"
@@ -350,10 +351,7 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
         )
         out.print(f"{why}; --whole takes the runs as they are.")
 
-    def row(label: str, path: Sequence[str], form: Any = number) -> tuple[str, ...] | None:
-        values: list[Any] = list(facts)
-        for name in path:
-            values = [(value or {}).get(name) for value in values]
+    def row(label: str, values: Sequence[Any], form: Any = number) -> tuple[str, ...] | None:
         known = all(isinstance(v, int | float) for v in values)
         if not any(v is not None for v in values):
             return None
@@ -365,17 +363,20 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
             gap = f"{values[1] - values[0]:+,.3f}".rstrip("0").rstrip(".")
         return label, *map(form, values), gap
 
+    def both(name: str) -> list[Any]:
+        return [f.get(name) for f in facts]
+
     rows = [
         *(
-            row(f"{unit} {word}", ("ledger", unit, word))
+            row(f"{unit} {word}", [one and getattr(getattr(one, unit), word) for one in ledgers])
             for unit in ("rollouts", "tokens")
             for word in ("generated", "trained")
         ),
-        row("training time", ("hours",), span),
-        *(row(name, (name,)) for name in ("steps", "visited", "visits")),
-        row("pass rate, all visits", ("pass_rate",), share),
+        row("training time", both("hours"), span),
+        *(row(name, both(name)) for name in ("steps", "visited", "visits")),
+        row("pass rate, all visits", both("pass_rate"), share),
         *(
-            row(name.replace("_", " "), (name,))
+            row(name.replace("_", " "), both(name))
             for name in ("never_solved", "always_solved", "regressed", "flip_flopping", "retired")
         ),
     ]

@@ -36,6 +36,7 @@ from verl_adaptive.commands.arguments import (
 )
 from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError
+from verl_adaptive.ledger import Account
 from verl_adaptive.report.judge import FLIPPING, never_solved
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
@@ -291,9 +292,8 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     if found.get("brought"):
         brought = f"{number(found['brought'])} prompts have its evidence alone, which counts in these figures as visits"
         lines.append(("warm start", brought))
-    ledger = (found.get("ledger") or {}).get("rollouts")
-    if ledger:
-        lines.append(("generated", _account(ledger)))
+    if found.get("ledger"):
+        lines.append(("generated", _account(found["ledger"].rollouts)))
     rare = " (false discovery rate 5 %)"
     lines += [
         ("never solved", f"{number(found['never_solved'])} in {found['tries']} rollouts or more"),
@@ -316,13 +316,13 @@ def _cell(name: str, value: Any) -> str:
     return f"{value:.3f}" if isinstance(value, float) and ("rate" in name or not value.is_integer()) else number(value)
 
 
-def _account(ledger: dict[str, Any]) -> str:
-    whole = ledger["generated"]
-    dropped = ", ".join(f"{number(amount)} {reason}" for reason, amount in ledger["dropped"].items())
-    parts = [f"{number(whole)} rollouts: {number(ledger['trained'])} trained ({share(ledger['trained'], whole)})"]
+def _account(account: Account) -> str:
+    whole, trained = account.generated, account.trained
+    dropped = ", ".join(f"{number(amount)} {reason}" for reason, amount in account.dropped.items())
+    parts = [f"{number(whole)} rollouts: {number(trained)} trained ({share(trained, whole)})"]
     parts.append(f"dropped {dropped or 'none'}")
-    if ledger["held"]:
-        parts.append(f"{number(ledger['held'])} held")
+    if account.held:
+        parts.append(f"{number(account.held)} held")
     return ", ".join(parts)
 
 

@@ -37,11 +37,11 @@ import numpy as np
 
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import MAX_PASSES, fills
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.roles import CLOSE, HOLD, answers
 
 

@@ -10,11 +10,11 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine.group_tracker import GroupTracker, groups_of
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.prompt_source import PromptSource
 from verl_adaptive.engine.steps import Listener, PromptStream, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw

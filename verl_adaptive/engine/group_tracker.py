@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import CLOSE, HOLD, answers

@@ -8,8 +8,8 @@ from typing import Protocol
 
 import numpy as np
 
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
 
 
 class PromptStream(Protocol):

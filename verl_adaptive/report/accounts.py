@@ -3,35 +3,23 @@
 from __future__ import annotations
 
 import json
-from typing import Any
 
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.stats import StoreError
 
 
-def ledger_of(text: str) -> dict[str, dict[str, Any]]:
-    """A step's accounts as the journal has them, ``step`` and ``run``.
+def ledgers_of(text: str) -> tuple[Ledger | None, Ledger | None]:
+    """A step's account and the run's up to it, as the journal has them; None where it does not say.
 
     Raises:
         StoreError: not such accounts.
     """
-
-    def account(value: Any) -> dict[str, Any]:
-        numbers = {name: value.get(name, 0) for name in ("generated", "trained", "held")}
-        dropped = {str(reason): amount for reason, amount in value.get("dropped", {}).items()}
-        for amount in (*numbers.values(), *dropped.values()):
-            if not isinstance(amount, int) or not 0 <= amount < 2**63:
-                raise ValueError(f"{str(amount)[:40]!r} is not a count")
-        return {**numbers, "dropped": dropped}
-
     try:
         data = json.loads(text)
-        return {
-            scope: {unit: account(data[scope].get(unit, {})) for unit in ("rollouts", "tokens")}
-            for scope in ("step", "run")
-            if data.get(scope)
-        }
+        step, run = (Ledger.from_dict(data[scope]) if data.get(scope) else None for scope in ("step", "run"))
     except (ValueError, TypeError, AttributeError, RecursionError) as error:
         raise StoreError(f"the journal is damaged: a step's ledger is {text[:60]!r}: {error}") from error
+    return step, run
 
 
 def scalars_of(text: str) -> dict[str, float]:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.report.accounts import ledger_of
+from verl_adaptive.report.accounts import ledgers_of
 from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.significance import difference
@@ -192,13 +192,13 @@ class Trials:
 def spent(run: Run) -> dict[str, np.ndarray] | None:
     """What a journal's steps had cost in all, by the names of :data:`COSTS` and ``step``; None if it does not say."""
     steps = run.steps if run.has_course else None
-    ledgers = [] if steps is None else [ledger_of(text).get("run") for text in steps.column("ledger").to_pylist()]
+    ledgers = [] if steps is None else [ledgers_of(text)[1] for text in steps.column("ledger").to_pylist()]
     known = [ledger for ledger in ledgers if ledger is not None]
     if steps is None or not known or len(known) < len(ledgers):
         return None
     step, wall, attempt = (steps.column(name).to_numpy() for name in ("step", "wall_time", "attempt"))
-    generated = {unit: np.array([one[unit]["generated"] for one in known], float) for unit in ("rollouts", "tokens")}
-    return {"step": step, **generated, "hours": hours_of(step, wall, attempt)[0]}
+    paid = {unit: np.array([getattr(one, unit).generated for one in known], float) for unit in ("rollouts", "tokens")}
+    return {"step": step, **paid, "hours": hours_of(step, wall, attempt)[0]}
 
 
 def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:

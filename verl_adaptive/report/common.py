@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.accounts import ledger_of
+from verl_adaptive.report.accounts import ledgers_of
 from verl_adaptive.report.arms import spent
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
@@ -38,7 +38,7 @@ def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run
             at = max(0, int(np.searchsorted(course["rollouts"], limit, side="right")) - 1)
             hours, cut = float(course["hours"][at]), at < len(course["step"]) - 1
             if cut:
-                step, ledger = int(course["step"][at]), ledger_of(run.steps.column("ledger")[at].as_py()).get("run")
+                step, (_, ledger) = int(course["step"][at]), ledgers_of(run.steps.column("ledger")[at].as_py())
                 then, about = run.until(step), {"last_step": step, "steps": at + 1, "ledger": ledger}
         out.append(then)
         facts.append({**overview(then, history=not cut), **about, "hours": hours, "cut": cut})

@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.accounts import ledger_of, scalars_of
+from verl_adaptive.ledger import Ledger
+from verl_adaptive.report.accounts import ledgers_of, scalars_of
 from verl_adaptive.report.judge import Hearing
 from verl_adaptive.report.overview import BINS, bins_of
 from verl_adaptive.stats import Run
@@ -336,13 +337,12 @@ def _of_steps(
     for at, ledger_text, scalars_text in zip(
         home.tolist(), steps.column("ledger").to_pylist(), steps.column("scalars").to_pylist(), strict=True
     ):
-        ledger, scalars = ledger_of(ledger_text), scalars_of(scalars_text)
-        account = ledger.get("step", {}).get("rollouts", {})
-        where = {"trained": account.get("trained", 0)}
-        where |= {f"dropped: {reason}": amount for reason, amount in account.get("dropped", {}).items()}
+        (step, run), scalars = ledgers_of(ledger_text), scalars_of(scalars_text)
+        account = (step or Ledger()).rollouts
+        where = {"trained": account.trained} | {f"dropped: {reason}": n for reason, n in account.dropped.items()}
         for name, amount in where.items():
             rollouts.setdefault(name, np.zeros(bins))[at] += amount
-        generated[at] = ledger.get("run", {}).get("rollouts", {}).get("generated", np.nan)
+        generated[at] = np.nan if run is None else run.rollouts.generated
         for name, value in scalars.items():
             sums.setdefault(name, np.zeros(bins))[at] += value
             counts.setdefault(name, np.zeros(bins))[at] += 1

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.accounts import ledger_of
+from verl_adaptive.report.accounts import ledgers_of
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
 from verl_adaptive.stats import Run
 
@@ -27,7 +27,7 @@ def histogram(rate: np.ndarray) -> list[int]:
 
 
 def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
-    """Everything about a store as a whole, ready for JSON.
+    """Everything about a store as a whole, for :func:`~verl_adaptive.text.plain`; ``ledger`` is the run's ``Ledger``.
 
     Args:
         run: the run.
@@ -76,6 +76,6 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
             out["first_step"], out["last_step"] = numbers[0], numbers[-1]
-            out["ledger"] = ledger_of(steps.column("ledger")[-1].as_py()).get("run")
+            out["ledger"] = ledgers_of(steps.column("ledger")[-1].as_py())[1]
         out["gaps"] = [list(gap) for gap in run.gaps()]
     return out

@@ -15,6 +15,7 @@ import jinja2
 from markupsafe import Markup
 
 from verl_adaptive import __version__
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import Forecast, History, forecast
@@ -175,7 +176,7 @@ def _plain(value: Any) -> str:
 
 def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None) -> list[tuple[str, str, str]]:
     """Number, what it is, and a remark."""
-    ledger = (facts.get("ledger") or {}).get("rollouts") or {}
+    ledger = facts.get("ledger")
     out = []
     for curve in headline(history.validations if history is not None else [])[-1:]:
         assert history is not None
@@ -184,9 +185,9 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
         remark = f"{curve.metric}, {curve.name}; best {curve.values[best]:.3f} at step {number(step)}"
         out.append((f"{curve.values[-1]:.3f}", "validation", clean(remark)))
     if ledger:
-        generated = ledger["generated"]
+        generated = ledger.rollouts.generated
         steps = f"{number(facts.get('steps'))} step{'' if facts.get('steps') == 1 else 's'}"
-        trained = f"{share(ledger['trained'], generated)} of them trained"
+        trained = f"{share(ledger.rollouts.trained, generated)} of them trained"
         out.append((figures.short(generated), "rollouts generated", f"{steps}, {trained}"))
     if history is not None and "saved" in history.uniform:
         saved = history.uniform["saved"]
@@ -230,17 +231,14 @@ def _forecast_rows(end: Forecast) -> list[tuple[str, str]]:
 
 def _ledger_rows(facts: dict[str, Any]) -> list[tuple[str, int, int]]:
     """Destination, rollouts, tokens."""
-    ledger = facts.get("ledger")
-    if not ledger:
+    ledger: Ledger | None = facts.get("ledger")
+    if ledger is None:
         return []
-    rollouts, tokens = ledger["rollouts"], ledger["tokens"]
-    rows = [
-        ("generated", rollouts["generated"], tokens["generated"]),
-        ("trained", rollouts["trained"], tokens["trained"]),
-    ]
-    rows += [(f"dropped: {name}", n, tokens["dropped"].get(name, 0)) for name, n in rollouts["dropped"].items()]
-    if rollouts["held"]:
-        rows.append(("held for a later step", rollouts["held"], tokens["held"]))
+    rollouts, tokens = ledger.rollouts, ledger.tokens
+    rows = [("generated", rollouts.generated, tokens.generated), ("trained", rollouts.trained, tokens.trained)]
+    rows += [(f"dropped: {name}", n, tokens.dropped.get(name, 0)) for name, n in rollouts.dropped.items()]
+    if rollouts.held:
+        rows.append(("held for a later step", rollouts.held, tokens.held))
     return rows
 
 

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.report.accounts import ledger_of, scalars_of
+from verl_adaptive.report.accounts import ledgers_of, scalars_of
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.page import Live, environment, policy_of
 from verl_adaptive.stats import Run, find_runs
@@ -137,7 +137,8 @@ def state_of(run: Run) -> dict[str, Any]:
         attempt, step, wall = (newest[-1][name] for name in ("attempt", "step", "wall_time"))
         if newest[0]["attempt"] == attempt:  # a pause between attempts is no pace
             pace = max(0.0, wall - newest[0]["wall_time"])
-        generated = ledger_of(newest[-1]["ledger"]).get("run", {}).get("rollouts", {}).get("generated")
+        _, ledger = ledgers_of(newest[-1]["ledger"])
+        generated = None if ledger is None else ledger.rollouts.generated
         scalars = scalars_of(newest[-1]["scalars"])
         planned = scalars.get("adaptive/plan/steps", 0.0)
         plan = int(planned) if 0 < planned < 1e15 else None

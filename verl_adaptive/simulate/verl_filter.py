@@ -22,9 +22,9 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import PromptStream, Requests, StepResult
-from verl_adaptive.engine.ledger import Ledger
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import Policy, build_policy
 from verl_adaptive.stats.table import StatsTable
 

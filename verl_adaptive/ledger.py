@@ -21,14 +21,14 @@ class Account:
     Attributes:
         generated: came back, with a reward that can be used or without.
         trained: rows given to the optimizer.
-        dropped: left out, by reason.
         held: waiting for a later step.
+        dropped: left out, by reason.
     """
 
     generated: int = 0
     trained: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)
     held: int = 0
+    dropped: dict[str, int] = field(default_factory=dict)
 
     def drop(self, reason: str, amount: int) -> None:
         """Count ``amount`` as dropped for ``reason``."""
@@ -54,7 +54,17 @@ class Account:
         return self.generated + held_before == out
 
     def as_dict(self) -> dict[str, Any]:
-        return {**vars(self), "dropped": dict(sorted(self.dropped.items()))}
+        dropped = dict(sorted(self.dropped.items()))
+        return {"generated": self.generated, "trained": self.trained, "dropped": dropped, "held": self.held}
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Account:
+        numbers = {name: data.get(name, 0) for name in ("generated", "trained", "held")}
+        dropped = {str(reason): amount for reason, amount in data.get("dropped", {}).items()}
+        for amount in (*numbers.values(), *dropped.values()):
+            if not isinstance(amount, int) or not 0 <= amount < 2**63:
+                raise ValueError(f"{str(amount)[:40]!r} is not a count")
+        return cls(**numbers, dropped=dropped)
 
 
 @dataclass
@@ -78,7 +88,5 @@ class Ledger:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Ledger:
-        def account(d: Mapping[str, Any]) -> Account:
-            return Account(**{**d, "dropped": dict(d["dropped"])})
-
-        return cls(account(data["rollouts"]), account(data["tokens"]))
+        """The inverse of :meth:`as_dict`, of anybody's data: ValueError, TypeError or AttributeError if it is no ledger."""
+        return cls(*(Account.from_dict(data.get(unit, {})) for unit in ("rollouts", "tokens")))
