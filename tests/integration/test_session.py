@@ -337,15 +337,11 @@ class Solved(Workers):
         super()._prompt(uid, n, PROMPTS, place)
 
 
-def trainer_of(session: Session, batch, *words: str, forgo: bool = False):
+def trainer_of(session: Session, *words: str, forgo: bool = False):
     """verl's trainer and ours, for its step alone: without workers."""
     made = object.__new__(get_trainer_cls("adaptive_sync"))
     made.config = composed(*words)
-    made.engine, made.replay_buffer, made.plan = (
-        session.engine,
-        SimpleNamespace(last=batch),
-        SimpleNamespace(forgo=forgo),
-    )
+    made.engine, made.session, made.plan = session.engine, session, SimpleNamespace(forgo=forgo)
     made.processor, made.use_critic, made.use_reference_policy = None, False, False
     made.tokenizer = SimpleNamespace(eos_token_id=7, pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
     made.global_steps, made.local_trigger_step = 1, 0
@@ -361,7 +357,7 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     session = session_of(Solved(), **off)
     batch = batch_of(session)
     assert batch.result.trains.sum() == 1 and batch.result.zero_row.sum() == BATCH * N - 1
-    trainer = trainer_of(session, batch, f"algorithm.adv_estimator={estimator}", forgo=forgo)
+    trainer = trainer_of(session, f"algorithm.adv_estimator={estimator}", forgo=forgo)
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), {})
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id="train", select_fields=["advantages", "returns", "response_mask"]
@@ -387,7 +383,7 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     words = [f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={str(penalty).lower()}"]
     words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
     words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
-    trainer = trainer_of(session, batch, *words)
+    trainer = trainer_of(session, *words)
     trainer.kl_ctrl_in_reward = FixedKLController(0.1)
 
     def advantages(rows: KVBatchMeta) -> tuple[list[torch.Tensor], dict]:
@@ -437,7 +433,7 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     texts = [{"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3]), "reward_model": {"ground_truth": "4"}}]
     fields = tu.list_of_dict_to_tensordict(texts * len(batch.keys))
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
-    trainer = trainer_of(session, batch)
+    trainer = trainer_of(session)
     trainer.global_steps = 5
     real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
     keys, tags = trainer._padding(real, np.zeros(2, bool), *trainer._padding_row(real))

@@ -26,6 +26,8 @@ from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rows import alone, longer, padding_row
 from verl_adaptive.integration.run_plan import RunPlan
+from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.stream_session import StreamSession
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -58,13 +60,14 @@ class MinibatchMixin(_Trainer):
 
     plan: RunPlan
     engine: Engine
+    session: Session | StreamSession
     _now: StepState
 
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
     ) -> KVBatchMeta:
         """Lay the step's rows out in minibatches of groups; see :mod:`verl_adaptive.integration.layout`."""
-        done: Batch = self.replay_buffer.last
+        done = self.session.batch
         ranks = self._ranks()
         actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
         # of a mini-step; verl checks that it divides
@@ -233,7 +236,7 @@ class MinibatchMixin(_Trainer):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        done: Batch = self.replay_buffer.last
+        done = self.session.batch
         # To a row without loss tokens opo gives NaN; gpg, the mean KL of a penalty and rollout_corr's means count it.
         seen = _without_padding(batch)
         context = EstimatorContext(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))

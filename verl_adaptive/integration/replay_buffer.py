@@ -9,7 +9,6 @@ from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.polling import PARTITION
-from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
 
@@ -33,7 +32,6 @@ class AdaptiveReplayBuffer(ReplayBuffer):
             )
         super().__init__(**kwargs)
         self.session: Session | StreamSession | None = None
-        self.last: Batch | None = None
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
@@ -55,8 +53,8 @@ class AdaptiveReplayBuffer(ReplayBuffer):
         return made
 
     def _batch(self, session: Session | StreamSession) -> KVBatchMeta:
-        self.last = session.complete()
-        return KVBatchMeta(partition_id=PARTITION, keys=self.last.keys, tags=self.last.tags)
+        batch = session.complete()
+        return KVBatchMeta(partition_id=PARTITION, keys=batch.keys, tags=batch.tags)
 
 
 class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):

@@ -25,7 +25,7 @@ from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.dataloader import DataloaderPrompts, refuse_own_numbers
 from verl_adaptive.integration.facts import SINGLE_TURN, check_room
 from verl_adaptive.integration.polling import DONE, StallTimeout, Stopwatch, pause
-from verl_adaptive.integration.queue import Queue
+from verl_adaptive.integration.queue import Batch, Queue
 
 logger = logging.getLogger(__name__)
 
@@ -79,6 +79,7 @@ class RolloutClient(Generic[E]):
     Attributes:
         queue: what TransferQueue holds.
         prompts: submission → the data row, kept while the group is open.
+        batch: of the step, or of the mini-step, that trains.
     """
 
     def __init__(self, engine: E, stream: DataloaderPrompts, handles: RolloutHandles) -> None:
@@ -87,6 +88,7 @@ class RolloutClient(Generic[E]):
         alone = not (advantage.needs_groups or advantage.centres)
         self.queue = Queue(engine.config, alone=alone, late=handles.late)
         self.prompts: dict[int, dict] = {}
+        self.batch: Batch  # once it is complete
         self._looked = 0.0  # what the latest look that found something cost
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
 

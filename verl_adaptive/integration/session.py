@@ -33,7 +33,6 @@ class Session(RolloutClient[Engine]):
         self._abort = abort
         self.timings = Timings(slots)
         self._unsent = Requests.none()  # in order, for want of room
-        self._finished: StepResult  # with the step's batch
 
     def start(self) -> None:
         """Begin the step and send its first requests, without waiting."""
@@ -121,14 +120,13 @@ class Session(RolloutClient[Engine]):
             engine.abandon(min(done.rollouts, asked), done.tokens)  # one may end between two counts
         if not self.late:
             self.timings.end()
-        self._finished = engine.finish()
-        batch = self.queue.take_batch(self._finished)
+        self.batch = self.queue.take_batch(engine.finish())
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
         living = engine.living
         self.close([t for t in [*self.queue.submissions, *self.prompts] if t not in living])
         self.stream.forget()
-        return batch
+        return self.batch
 
     def finish(self) -> StepResult:
         """The account of the step whose batch has been taken."""
-        return self._finished
+        return self.batch.result

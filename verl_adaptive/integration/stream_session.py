@@ -37,9 +37,9 @@ class StreamSession(RolloutClient[AsyncEngine]):
         result = engine.take(engine.count)
         if not len(result.groups):
             raise NothingLeft(result.note)
-        batch = self.queue.take_batch(result)
+        self.batch = self.queue.take_batch(result)
         self.forget(result.groups.submission.tolist())
-        return batch
+        return self.batch
 
     def finish(self) -> StepResult:
         """The account of the step whose batches have been taken."""
