@@ -187,21 +187,12 @@ class AsyncEngine(Engine):
         first = np.arange(len(self.ready)) < count
         batch = self.ready.select(first)
         self.ready = self.ready.select(~first)
-        zero_row = np.zeros_like(batch.trains)
         if self.skip_zero:
-            zero_row = self.tracker.zero_rows(batch.groups, np.ones(len(batch), dtype=bool), batch.trains)
+            batch.zero_row = self.tracker.zero_rows(batch.groups, batch.trained, batch.trains)
+            batch.trains = batch.trains & ~batch.zero_row
         self._own += min(have, len(batch))
         partial = not planned and len(batch) < share
-        result = StepResult(
-            batch.groups,
-            batch.outcome,
-            batch.trains & ~zero_row,
-            zero_row,
-            Ledger(),
-            partial,
-            note,
-            self.progress.round,
-        )
+        result = StepResult(**vars(batch), ledger=Ledger(), partial=partial, note=note, rounds=self.progress.round)
         self._taken.append(result)
         self._parts_taken += 1
         self._measure()
@@ -210,22 +201,10 @@ class AsyncEngine(Engine):
 
     def finish(self) -> StepResult:
         """The account of the step: all groups that left the window in it, trained or dropped."""
-        taken = [Closed(r.groups, r.outcome, r.trains) for r in self._taken]
-        zero_rows = [Closed(r.groups, r.outcome, r.zero_row) for r in self._taken]
-        gone = [Closed(c.groups, c.outcome, np.zeros_like(c.trains)) for c in self.tracker.closed]
-        left, zero_row = Closed.concat([*taken, *gone]).sorted(), Closed.concat([*zero_rows, *gone]).sorted()
+        left = Closed.concat([*self._taken, *self.tracker.closed]).sorted()
         self._level()
-        notes = [r.note for r in self._taken if r.note]
-        result = StepResult(
-            left.groups,
-            left.outcome,
-            left.trains,
-            zero_row.trains,
-            self.ledger,
-            any(r.partial for r in self._taken),
-            notes[0] if notes else "",
-            self.progress.round,
-        )
+        note, partial = next((r.note for r in self._taken if r.note), ""), any(r.partial for r in self._taken)
+        result = StepResult(**vars(left), ledger=self.ledger, partial=partial, note=note, rounds=self.progress.round)
         self.tracker.account(result)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
@@ -374,7 +353,7 @@ class AsyncEngine(Engine):
         done = alive.select(more == CLOSE)
         if len(done):
             closed = self.tracker.verdict(done)
-            self.progress.kept += int(closed.kept.sum())
+            self.progress.kept += int(closed.trained.sum())
             self._close(closed)
             self.policy.observe(done, self.progress)
         again = alive.select(more > 0)
@@ -390,15 +369,15 @@ class AsyncEngine(Engine):
         if not len(closed):
             return
         self.tracker.learn(closed.groups)
-        self.ready = Closed.concat([self.ready, closed.select(closed.kept)]).sorted()
-        self.tracker.closed.append(closed.select(~closed.kept))
+        self.ready = Closed.concat([self.ready, closed.select(closed.trained)]).sorted()
+        self.tracker.closed.append(closed.select(~closed.trained))
 
     def _expire(self) -> None:
         """Drop ready groups that span more weight versions than verl's threshold allows."""
         old = self._too_old(self.ready.groups.submission)
         if old.any():
             stale = self.ready.select(old)
-            stale.outcome[:] = "stale"
+            stale.outcome[:], stale.trains[:] = "stale", False
             self.ready = self.ready.select(~old)
             self.tracker.closed.append(stale)
 
@@ -466,8 +445,7 @@ class AsyncEngine(Engine):
         self._pool = int(stream["pool"])
         for groups in (self.flight, waiting, ready):
             groups.index = self.prompt_source.found(groups.row, groups.index)
-        self.ready = Closed.of(ready, "trained")
-        self.ready.trains = np.asarray(stream["ready_trains"], dtype=bool)
+        self.ready = Closed.of(ready, "trained", np.asarray(stream["ready_trains"], dtype=bool))
         # As with held groups: a prompt that has left the data set cannot be topped up or sent again.
         lost = self.flight.submission[self.flight.index < 0]
         self.flight = self.flight.select(self.flight.index >= 0)

@@ -142,7 +142,7 @@ class GroupTracker:
         trains = groups.rollout_mask(keep)
         if verdict.rollouts is not None:
             trains &= verdict.rollouts
-        return Closed(groups, outcome.astype(object), trains)
+        return Closed.of(groups, outcome, trains)
 
     def learn(self, groups: Groups) -> None:
         """Closed groups, failed ones too, into the statistics; each group once."""
@@ -155,7 +155,7 @@ class GroupTracker:
         Of those that were dropped the B best could still be wanted, those with variance first, the oldest first.
         """
         every = Closed.concat(closed)
-        out = every.groups.submission[~(every.kept | every.usable)]
+        out = every.groups.submission[~(every.trained | every.usable)]
         spare = every.groups.select(every.usable)
         best = np.lexsort((spare.submission, spare.degenerate(self.facts.tolerance)))
         return np.concatenate([out, spare.submission[best[self.facts.batch :]]])

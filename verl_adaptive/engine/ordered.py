@@ -208,7 +208,7 @@ class OrderedEngine(Engine):
         tracker.closed.append(closed)
         tracker.learn(closed.groups)
         alive = closed.groups.select(~closed.groups.failed)
-        progress.kept, progress.open, progress.round = int(closed.kept.sum()), 0, step.waves
+        progress.kept, progress.open, progress.round = int(closed.trained.sum()), 0, step.waves
         progress.planned = int(t.spent[: step.head].sum())
         if not self.prompt_source.picks:
             progress.epoch = self.prompt_source.epoch(self.total.rollouts.generated)
@@ -418,7 +418,7 @@ class OrderedEngine(Engine):
         step = self._step
         if len(closed):
             at = step.submissions.at(closed.groups.submission)
-            step.submissions.status[at] = np.where(closed.kept, _KEPT, _OUT)
+            step.submissions.status[at] = np.where(closed.trained, _KEPT, _OUT)
             step.submissions.may[at] = 0
             step.closed.append(closed)
 

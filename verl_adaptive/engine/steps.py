@@ -80,46 +80,49 @@ class Closed:
 
     Attributes:
         groups: ``G`` groups with ``R`` rollouts.
-        outcome: object ``(G,)``: ``trained``, or why not.
-        trains: bool ``(R,)``: rollouts that go to the optimizer.
+        outcome: object ``(G,)``: ``trained``, ``failed``, the filter's reason, or another of the engine's.
+        trains: bool ``(R,)``: rollouts whose rows go to the optimizer.
+        zero_row: bool ``(R,)``: rollouts of trained groups left out because their advantage is exactly zero; they stay in
+            every loss denominator.
     """
 
     groups: Groups
     outcome: np.ndarray
     trains: np.ndarray
+    zero_row: np.ndarray
 
     def __len__(self) -> int:
         return len(self.groups)
 
     @classmethod
-    def of(cls, groups: Groups, outcome: str) -> Closed:
-        """All with the same outcome, none of their rollouts training."""
-        return cls(groups, np.full(len(groups), outcome, dtype=object), np.zeros(groups.rollouts, dtype=bool))
+    def of(cls, groups: Groups, outcome: str | np.ndarray, trains: np.ndarray | None = None) -> Closed:
+        """Groups with one outcome for all, or an array ``(G,)``; ``trains`` is bool ``(R,)``, None: no rollout trains."""
+        nothing = np.zeros(groups.rollouts, dtype=bool)
+        outcome = np.full(len(groups), outcome, dtype=object) if isinstance(outcome, str) else outcome.astype(object)
+        return Closed(groups, outcome, nothing if trains is None else trains, nothing.copy())
 
     @classmethod
     def concat(cls, parts: Sequence[Closed]) -> Closed:
         """The groups of all parts, in the order given."""
         parts = [p for p in parts if len(p)]
         if not parts:
-            return cls.of(Groups.empty(), "")
-        return cls(
-            Groups.concat([p.groups for p in parts]),
-            np.concatenate([p.outcome for p in parts]),
-            np.concatenate([p.trains for p in parts]),
-        )
+            return Closed.of(Groups.empty(), "")
+        joined = (np.concatenate([getattr(p, name) for p in parts]) for name in ("outcome", "trains", "zero_row"))
+        return Closed(Groups.concat([p.groups for p in parts]), *joined)
 
     def select(self, which: np.ndarray) -> Closed:
         """Those groups only; ``which`` is bool ``(G,)`` or positions, in the order wanted."""
         which = np.flatnonzero(which) if which.dtype == bool else which
-        return Closed(self.groups.select(which), self.outcome[which], self.trains[self.groups.rollouts_of(which)])
+        inside = self.groups.rollouts_of(which)
+        return Closed(self.groups.select(which), self.outcome[which], self.trains[inside], self.zero_row[inside])
 
     def sorted(self) -> Closed:
         """In submission order."""
         return self.select(np.argsort(self.groups.submission, kind="stable"))
 
     @property
-    def kept(self) -> np.ndarray:
-        """bool ``(G,)``: groups that may train."""
+    def trained(self) -> np.ndarray:
+        """bool ``(G,)``: groups that train, or may."""
         return self.outcome == "trained"
 
     @property
@@ -129,34 +132,20 @@ class Closed:
 
 
 @dataclass
-class StepResult:
-    """What became of a step's groups.
+class StepResult(Closed):
+    """What became of a step's groups: every group closed in it, in submission order.
 
     Attributes:
-        groups: every group closed in the step, in submission order.
-        outcome: per group, ``trained``, ``failed`` or the filter's reason.
-        trains: bool ``(R,)``: rollouts whose rows go to the optimizer.
-        zero_row: bool ``(R,)``: rollouts of trained groups left out because their advantage is exactly zero; they stay in
-            every loss denominator.
         ledger: the step's account.
         partial: the batch is short of ``adaptive``'s B groups.
         note: a warning for the log, or an empty string.
         rounds: times results were looked at.
     """
 
-    groups: Groups
-    outcome: np.ndarray
-    trains: np.ndarray
-    zero_row: np.ndarray
     ledger: Ledger
     partial: bool
     note: str
     rounds: int
-
-    @property
-    def trained(self) -> np.ndarray:
-        """bool ``(G,)``: groups in the training batch."""
-        return self.outcome == "trained"
 
 
 class Listener:
