@@ -6,6 +6,8 @@ import pytest
 
 pytest.importorskip("verl")
 
+from verl.trainer.ppo.v1 import get_trainer_cls
+
 from tests.integration import common
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
@@ -16,11 +18,9 @@ from verl_adaptive.integration.minibatches import MinibatchMixin
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.stream_session import NothingLeft
-from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
-from verl_adaptive.integration.trainer_colocate_async import AdaptiveColocateAsync
-from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
+from verl_adaptive.integration.trainer import AdaptiveMixin
 
-TRAINERS = {cls.base_mode: cls for cls in (AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)}
+TRAINERS = {mode: get_trainer_cls(f"adaptive_{mode}") for mode in compat.MODES}
 COMMON = (
     "actor_rollout_ref.rollout.name=vllm algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 "
     "data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=8"
@@ -474,7 +474,7 @@ def test_every_method_of_verls_trainer_that_ours_replaces_is_looked_for() -> Non
     """One that a later verl renames would never be called, and nobody would be told."""
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 
-    ours = (AdaptiveMixin, MinibatchMixin, AdaptiveSync, AdaptiveColocateAsync, AdaptiveSeparateAsync)
+    ours = (AdaptiveMixin, MinibatchMixin, *TRAINERS.values())
     methods = {name for cls in ours for name, of in vars(cls).items() if callable(of) and not name.startswith("__")}
     replaced = {f"PPOTrainer.{name}" for name in methods if hasattr(PPOTrainer, name)}
     assert {"PPOTrainer._compute_metrics", "PPOTrainer.fit"} <= replaced <= {name.name for name in compat.NAMES}
@@ -546,16 +546,14 @@ def test_a_trainer_of_verls_own_cannot_use_our_buffer():
 
 @pytest.mark.parametrize("mode", ["sync", "colocate_async", "separate_async"])
 def test_verls_mode_names_lead_to_our_trainers_only_where_a_preset_is_asked_for(mode, monkeypatch):
-    from verl.trainer.ppo.v1 import get_trainer_cls
-
     made = []
     for base in (get_trainer_cls(mode).__mro__[1], TRAINERS[mode]):
         monkeypatch.setattr(base, "__init__", lambda self, config: made.append(type(self)))
     get_trainer_cls(mode)(config=composed(f"trainer.v1.trainer_mode={mode}"))
     get_trainer_cls(mode)(config=composed("+adaptive=greso", f"trainer.v1.trainer_mode={mode}"))
     assert [cls.__module__.partition(".")[0] for cls in made] == ["verl", "verl_adaptive"]
-    assert made[1] is TRAINERS[mode] is get_trainer_cls(f"adaptive_{mode}")
-    assert issubclass(made[1], made[0])
+    assert made[1] is TRAINERS[mode] and made[1].base_mode == mode
+    assert issubclass(made[1], made[0]) and issubclass(made[1], AdaptiveMixin)
 
     class Theirs(get_trainer_cls(mode)):
         """Somebody's own trainer, derived from the registered one."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import importlib
 from importlib.metadata import version
 from typing import Any
 
@@ -50,18 +51,15 @@ def _trainer(base: Any, mode: str) -> Any:
 
 
 def _class(mode: str) -> Any:
-    """Our class; each mode imports no more of verl's than it needs."""
-    if mode == "colocate_async":
-        from verl_adaptive.integration.trainer_colocate_async import AdaptiveColocateAsync
+    """``AdaptiveSync``, ``AdaptiveColocateAsync`` or ``AdaptiveSeparateAsync``, with no more of verl's modules than it needs."""
+    from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
 
-        return AdaptiveColocateAsync
-    if mode == "separate_async":
-        from verl_adaptive.integration.trainer_separate_async import AdaptiveSeparateAsync
-
-        return AdaptiveSeparateAsync
-    from verl_adaptive.integration.trainer import AdaptiveSync
-
-    return AdaptiveSync
+    if mode == "sync":
+        return AdaptiveSync
+    name = "".join(word.title() for word in mode.split("_"))
+    verls = getattr(importlib.import_module(f"verl.trainer.ppo.v1.trainer_{mode}"), f"PPOTrainer{name}")
+    about = {"base_mode": mode, "__module__": __name__, "__doc__": f"verl's ``{mode}`` trainer, adaptive."}
+    return type(f"Adaptive{name}", (AdaptiveMixin, verls), about)
 
 
 def _refuse_others(base: Any) -> None:
