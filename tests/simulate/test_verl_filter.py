@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import Groups
+from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.verl_filter import POLL, VerlFilter
 from verl_adaptive.simulate.worlds import WorldPrompts, number_keys
 from verl_adaptive.stats.table import StatsTable
@@ -105,8 +106,9 @@ def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) ->
     table, size = StatsTable(), 5_000
     table.rows_for(number_keys(size))
     peer = VerlFilter(
-        AdaptiveConfig(),
+        build_policy(AdaptiveConfig()),
         table,
+        AdaptiveConfig(),
         RunFacts(BATCH, N, 1, size, 0),
         np.arange(size),
         WorldPrompts(size, shuffle=False),
@@ -131,7 +133,14 @@ def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) ->
 
 
 def test_it_refuses_to_be_cut_short() -> None:
-    peer = VerlFilter(AdaptiveConfig(), StatsTable(), RunFacts(2, 2, 1, 9, 0), np.arange(9), WorldPrompts(9))
+    peer = VerlFilter(
+        build_policy(AdaptiveConfig()),
+        StatsTable(),
+        AdaptiveConfig(),
+        RunFacts(2, 2, 1, 9, 0),
+        np.arange(9),
+        WorldPrompts(9),
+    )
     peer.begin(1)
     with pytest.raises(AdaptiveError, match="2 prompts are in flight"):
         peer.finish()

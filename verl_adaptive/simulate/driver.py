@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts
-from verl_adaptive.engine import AsyncEngine, AsyncFacts, Requests, StepResult, make_engine
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, Requests, StepResult, make_engine
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -89,9 +89,9 @@ class Simulation:
         source = WorldPrompts(world.size, seed)
         if isinstance(world, LearningWorld) and world.batch is None:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
-        self.engine: Any  # the package's engine, or verl's filter in its place
+        self.engine: Engine
         if peer:
-            self.engine = VerlFilter(config, table, facts, row_of, source, policy=policy)
+            self.engine = VerlFilter(policy, table, config, facts, row_of, source)
         else:
             skip = config.skip_zero_advantage is not False
             self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip, mode=mode)
