@@ -166,7 +166,8 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
     ("name", "text", "message"),
     [
         ("nowhere.jsonl", None, "does not exist"),
-        ("e.jsonl", "", "is empty"),
+        ("e.jsonl", "", "has no rows"),
+        ("u.jsonl", '{"pass_rate": null, "n": 0}\n', "nothing to simulate"),
         ("w.jsonl", '{"a": 1}\n', "column pass_rate"),
         ("j.jsonl", '{"pass_rate": 0.5}\nnonsense\n', "line 2: not JSON"),
         ("l.jsonl", "[1]\n", "line 1: not an object"),
@@ -201,7 +202,7 @@ def test_an_empty_folder_and_an_empty_table_are_refused(tmp_path) -> None:
     with pytest.raises(AdaptiveError, match="rollout_data_dir"):
         read_trace(tmp_path)
     pq.write_table(pa.table({"pass_rate": pa.array([], pa.float64())}), tmp_path / "r.parquet")
-    with pytest.raises(AdaptiveError, match="nothing to simulate"):
+    with pytest.raises(AdaptiveError, match="has no rows"):
         read_trace(tmp_path / "r.parquet")
 
 

@@ -19,31 +19,24 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
-import pyarrow.parquet as pq
 
-from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import at_least
-from verl_adaptive.stats.files import StoreError, json_lines
+from verl_adaptive.stats.files import StoreError, file_rows
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array
-from verl_adaptive.stats.reader import OBSERVATIONS
 from verl_adaptive.stats.run import TABLES, open_run
-from verl_adaptive.stats.table import StatsTable, key_words
+from verl_adaptive.stats.table import StatsTable
 
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
+_SEEN = {"row": np.int64, "step": np.int64, "n": np.float64, "success": np.float64, "tokens": np.float64}
 _TRAINED = "verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it"
 _KINDS = {"results": "results of an evaluation", "snapshot": "snapshot", "journal": "journal"}
-
-
-class TraceError(AdaptiveError):
-    """A trace that cannot be read, or holds nothing to simulate."""
 
 
 @dataclass
@@ -91,60 +84,43 @@ def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Tra
         threshold: a rollout of a dump, or of an evaluation, succeeded if its score is at least this.
 
     Raises:
-        TraceError, AdaptiveError: not there, not readable, without the columns that are needed, or empty; with the
-            file and the line or row.
+        StoreError: not there, not readable, without the columns that are needed, or empty; with the file and the line or row.
     """
     text = os.fspath(source)
     for reader in READERS:
         trace = reader(text, threshold)
         if trace is not None:
             if not len(trace) or not (trace.n > 0).any():
-                raise TraceError(f"{text} holds no finished rollout: there is nothing to simulate")
+                raise StoreError(f"{text} holds no finished rollout: there is nothing to simulate")
             return trace
-    raise TraceError(f"{text} is not a trace that could be read")
+    raise StoreError(f"{text} is not a trace that could be read")
 
 
 # -- pass rates -------------------------------------------------------------------------------------------------------
 
 
-def _columns(path: Path) -> dict[str, Any] | None:
-    """Columns of a table of pass rates; None if there are none."""
-    if path.suffix == ".parquet":
-        try:
-            names = pq.read_schema(path).names
-            if "pass_rate" not in names:
-                return None
-            table = pq.read_table(path, columns=[c for c in (*_NAMES, *_VALUES) if c in names])
-        except (pa.ArrowException, OSError) as error:
-            raise TraceError(f"{path} is not a Parquet file: {error}") from None
-        found = {name: table.column(name).to_pylist() for name in table.column_names}
-        return _rated(found, names)
-    rows = [row for _, row in json_lines(path, TraceError)]
-    if not rows:
-        raise TraceError(f"{path} is empty")
-    if "pass_rate" not in rows[0]:
+def _columns(path: Path) -> dict[str, list[Any]] | None:
+    """Columns of a table of pass rates; None if it has none, or if scores say in some rows how they went."""
+    rows = file_rows(path, {*_NAMES, *_VALUES, "score"})
+    first = next(rows, {})
+    if "pass_rate" not in first:
         return None
-    names = set().union(*rows)  # the first row may lack what others have
-    wanted = [c for c in (*_NAMES, *_VALUES) if c in names]
-    return _rated({name: [row.get(name) for row in rows] for name in wanted}, names)
-
-
-def _rated(columns: dict[str, Any], names: Collection[str]) -> dict[str, Any] | None:
-    """Without prompts never visited, which exports have; None where some rows say by scores how they went."""
-    rates = columns["pass_rate"]
-    never = [rate is None and n == 0 for rate, n in zip(rates, columns.get("n", rates), strict=True)]
-    if "score" in names and rates.count(None) > sum(never):
+    every = [first, *rows]
+    names = set().union(*every)  # the first row may lack what others have
+    # An export also has prompts that were never visited.
+    visited = [row for row in every if row.get("pass_rate") is not None or row.get("n") != 0]
+    if "score" in names and any(row.get("pass_rate") is None for row in visited):
         return None
-    return {name: [v for v, none in zip(values, never, strict=True) if not none] for name, values in columns.items()}
+    return {name: [row.get(name) for row in visited] for name in (*_NAMES, *_VALUES) if name in names}
 
 
 def _numbers(path: Path, name: str, values: list[Any]) -> np.ndarray:
     try:
         out = np.array([math.nan if v is None else v for v in values], dtype=np.float64)
     except (TypeError, ValueError):
-        raise TraceError(f"{path}: column {name} holds something that is not a number") from None
+        raise StoreError(f"{path}: column {name} holds something that is not a number") from None
     if len(bad := np.flatnonzero(~np.isfinite(out))):
-        raise TraceError(
+        raise StoreError(
             f"{path}, row {bad[0]}: {name} is {values[bad[0]]}; {len(bad)} of {len(out)} rows are not numbers"
         )
     return out
@@ -159,14 +135,14 @@ def _read_rates(source: str, threshold: float) -> Trace | None:
         return None
     rate = _numbers(path, "pass_rate", columns["pass_rate"])
     if len(bad := np.flatnonzero((rate < 0) | (rate > 1))):
-        raise TraceError(f"{path}, row {bad[0]}: pass_rate={rate[bad[0]]:g} is not in [0, 1]")
+        raise StoreError(f"{path}, row {bad[0]}: pass_rate={rate[bad[0]]:g} is not in [0, 1]")
     n = _numbers(path, "n", columns["n"]) if "n" in columns else np.ones(len(rate))
     if len(bad := np.flatnonzero(n < 1)):
-        raise TraceError(f"{path}, row {bad[0]}: n={n[bad[0]]:g} rollouts cannot have a pass rate")
+        raise StoreError(f"{path}, row {bad[0]}: n={n[bad[0]]:g} rollouts cannot have a pass rate")
     step = _numbers(path, "step", columns["step"]).astype(np.int64) if "step" in columns else np.zeros(len(rate), int)
     name = next((c for c in _NAMES if c in columns), None)
     if name is not None and None in columns[name]:
-        raise TraceError(f"{path}, row {columns[name].index(None)}: no {name}, which names the prompt of other rows")
+        raise StoreError(f"{path}, row {columns[name].index(None)}: no {name}, which names the prompt of other rows")
     ids: list[Any] = [_hashable(v) for v in (np.arange(len(rate)) if name is None else columns[name])]
     source_of = columns.get("data_source", columns.get("source"))
     if source_of is not None and name not in (None, "key"):
@@ -178,7 +154,7 @@ def _read_rates(source: str, threshold: float) -> Trace | None:
     if "tokens" in columns:
         lengths = _numbers(path, "tokens", columns["tokens"])
         if len(bad := np.flatnonzero(lengths < 0)):
-            raise TraceError(f"{path}, row {bad[0]}: tokens={lengths[bad[0]]:g} is less than none")
+            raise StoreError(f"{path}, row {bad[0]}: tokens={lengths[bad[0]]:g} is less than none")
         tokens = np.bincount(prompt, lengths) / np.bincount(prompt, n)
     first = np.unique(prompt, return_index=True)[1]
     return Trace(
@@ -208,14 +184,12 @@ def _read_run(source: str, threshold: float) -> Trace | None:
         table = run.table
     except StoreError as error:
         hint = "; a table of pass rates has a column pass_rate" if Path(source).is_file() else ""
-        raise TraceError(f"{error}{hint}") from None
+        raise StoreError(f"{error}{hint}") from None
     if run.has_course:
-        page = pa.concat_tables([OBSERVATIONS.empty_table(), *run.observations()])
-        page = page.filter(~page.column("failed").to_numpy() & (page.column("n").to_numpy() > 0))
-        row = table.rows_for(key_words(page.column("key")), create=False)
-        step = page.column("step").to_numpy().astype(np.int64)
-        n, successes, tokens = (
-            page.column(name).to_numpy().astype(np.float64) for name in ("n", "successes", "tokens")
+        seen = [(window, ~window.failed & (window.n > 0)) for window in run.windows()]
+        row, step, n, successes, tokens = (
+            np.concatenate([np.zeros(0, kind), *(getattr(window, name)[here] for window, here in seen)])
+            for name, kind in _SEEN.items()
         )
     else:  # totals only: one observation a prompt
         row = np.flatnonzero(table.col("rollouts") > 0)

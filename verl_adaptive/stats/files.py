@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -19,18 +20,15 @@ class StoreError(AdaptiveError):
     """There is no run, data set or evaluation where one was looked for, or it does not hold what was asked of it."""
 
 
-def json_lines(
-    path: Path, wrong: type[AdaptiveError] = StoreError, *, growing: bool = False
-) -> Iterator[tuple[int, dict[str, Any]]]:
+def json_lines(path: Path, *, growing: bool = False) -> Iterator[tuple[int, dict[str, Any]]]:
     """The objects of a file with one a line, and their lines' numbers; empty lines are passed over.
 
     Args:
         path: the file.
-        wrong: what is raised.
         growing: it may be being written: a last line that is not whole is passed over.
 
     Raises:
-        AdaptiveError: a line is something else: ``wrong``, with its number.
+        StoreError: a line is something else; with its number.
     """
     with path.open("rb") as file:
         for number, line in enumerate(file, 1):
@@ -41,9 +39,9 @@ def json_lines(
             except (ValueError, RecursionError) as error:
                 if growing and not line.endswith(b"\n"):
                     return
-                raise wrong(f"{path}, line {number}: not JSON: {error}") from error
+                raise StoreError(f"{path}, line {number}: not JSON: {error}") from error
             if not isinstance(row, dict):
-                raise wrong(f"{path}, line {number}: not an object; one JSON object a line is expected")
+                raise StoreError(f"{path}, line {number}: not an object; one JSON object a line is expected")
             yield number, row
 
 
@@ -77,3 +75,16 @@ def parquet_rows(path: str | Path, columns: Collection[str] | None = None) -> It
             yield batch.to_pylist()
     except (pa.ArrowException, OSError, ValueError, OverflowError) as error:
         raise StoreError(f"{path} cannot be read: {error}") from error
+
+
+def file_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, or of one with a JSON object a line: those columns of them that there are, or all.
+
+    Raises:
+        StoreError: as :func:`parquet_rows`, or as :func:`json_lines`.
+    """
+    if path.suffix == ".parquet":
+        yield from chain.from_iterable(parquet_rows(path, columns))
+        return
+    for _, row in json_lines(path):
+        yield row if columns is None else {name: value for name, value in row.items() if name in columns}

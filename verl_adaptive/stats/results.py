@@ -28,8 +28,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Iterator, Mapping
-from itertools import chain
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +36,7 @@ import numpy as np
 
 from verl_adaptive.groups import success_by_default
 from verl_adaptive.stats import keys as _keys
-from verl_adaptive.stats.files import StoreError, json_lines, parquet_rows
+from verl_adaptive.stats.files import StoreError, file_rows
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.visits import Visits
@@ -45,12 +44,6 @@ from verl_adaptive.stats.visits import Visits
 _MOST = 2**31 - 1  # rollouts of a prompt; the table counts in 32 bits
 _LARGEST = 1e150  # of sums: many rows of one prompt are added up
 _PRIOR = 8.0  # rollouts that an expectation counts for: half of them, κ = 4, were measured (benchmarks/RESULTS.md)
-
-
-def _rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    if path.suffix != ".parquet":
-        return (row for _, row in json_lines(path))
-    return chain.from_iterable(parquet_rows(path))
 
 
 def _key(row: Mapping[str, Any], identity: Identity) -> bytes:
@@ -163,7 +156,7 @@ def read_results(
     keys: list[bytes] = []
     outcomes: list[tuple[float, ...]] = []
     sources: list[str] = []
-    for number, row in enumerate(_rows(path)):
+    for number, row in enumerate(file_rows(path)):
         try:
             keys.append(_key(row, identity))
             outcomes.append((*_outcome(row, success), _tokens(row)))
