@@ -112,8 +112,7 @@ def find_part(role: str, name: str) -> type[Role]:
 def _by_path(role: str, path: str) -> type[Role]:
     """The class that ``module:Class`` or ``FILE.py:Class`` names.
 
-    Raises:
-        ConfigError: it cannot be imported, or is no part of that role.
+    ConfigError: it cannot be imported, or is no part of that role.
     """
     key = f"adaptive.{role}.name"
     module, _, cls = path.rpartition(":")
@@ -143,8 +142,7 @@ def _by_path(role: str, path: str) -> type[Role]:
 def _module_in(file: Path, key: str, value: str) -> str:
     """The module that a file is, its folder put where Python looks for modules.
 
-    Raises:
-        ConfigError: no such file, or Python knows another module of its name.
+    ConfigError: no such file, or Python knows another module of its name.
     """
     file = file.expanduser().resolve()
     module, folder = file.stem, str(file.parent)
@@ -160,11 +158,7 @@ def _module_in(file: Path, key: str, value: str) -> str:
 
 
 def _checked(role: str, name: str, part: Any) -> type[Role]:
-    """A class that somebody else wrote, if it is a part of this role.
-
-    Raises:
-        ConfigError: with what it lacks.
-    """
+    """A class that somebody else wrote, if it is a part of this role; ConfigError with what it lacks."""
     key, kind = f"adaptive.{role}.name", KINDS[role].__name__
     if not (inspect.isclass(part) and issubclass(part, KINDS[role])):
         raise ConfigError(key, name, f"is no {role}: derive a class from verl_adaptive.{kind}")
@@ -262,8 +256,7 @@ def shared_options() -> dict[str, Any]:
 def _own_options(role: str, name: str, part: type[Role], options: Mapping[str, Any]) -> dict[str, Any]:
     """The options meant for a class of the user's own, without those that the preset's part left there.
 
-    Raises:
-        ConfigError: it cannot be told which of the two an option is meant for.
+    ConfigError: it cannot be told which of the two an option is meant for.
     """
     own, kept = options_of(part), dict(options)
     known = {option.name for option in fields(part.Config)}

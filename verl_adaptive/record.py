@@ -257,8 +257,7 @@ def results_of(event: dict[str, Any]) -> Groups:
 def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
     """Events with their line numbers; a torn last line, as a kill leaves it, ends the record.
 
-    Raises:
-        RecordError: a line cannot be read, or a sum says that one was changed.
+    RecordError: a line cannot be read, or a sum says that one was changed.
     """
     sums = _seed(path.parent)
     with open(path, "rb") as file:

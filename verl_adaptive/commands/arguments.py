@@ -96,11 +96,7 @@ def add_tries_option(parser: argparse.ArgumentParser) -> None:
 
 
 def refuse_overwrite(path: str, overwrite: bool) -> None:
-    """Refuse to replace a file unless asked to.
-
-    Raises:
-        AdaptiveError: the file exists, or its folder does not.
-    """
+    """Refuse a file whose folder does not exist, and one that exists unless asked to replace it."""
     if not path:
         raise AdaptiveError("the file to write has no name")
     if os.path.isdir(path):

@@ -54,11 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _checkout() -> Path:
-    """The checkout that this package is installed from, or that one stands in.
-
-    Raises:
-        AdaptiveError: there is neither.
-    """
+    """The checkout that this package is installed from, or that one stands in; AdaptiveError if there is neither."""
     for place in (Path(__file__).resolve().parents[2], Path.cwd()):
         if (place / "benchmarks" / "train_torch.py").is_file():
             return place

@@ -123,8 +123,7 @@ def _observations(opened: Any) -> Iterator[Any]:
 def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[np.ndarray, str]:
     """Which rows of the data set are wanted, and how many these are, in words.
 
-    Raises:
-        AdaptiveError: the store knows none of the rows, or none is wanted.
+    AdaptiveError: the store knows none of the rows, or none is wanted.
     """
     prompts = opened.prompts
     keys, sources = keys_of(args.data, opened.identity)

@@ -79,8 +79,7 @@ def add_page_options(parser: argparse.ArgumentParser) -> None:
 def rollouts_of(given: str | None, data: str | None, about: dict[str, object]) -> str | None:
     """The folder of verl's rollouts: the one that was named, or the run's own if it is there.
 
-    Raises:
-        AdaptiveError: what was named is no folder, or there is no data set to find prompts by.
+    AdaptiveError: what was named is no folder, or there is no data set to find prompts by.
     """
     if given is not None and data is None:
         raise AdaptiveError(f"--rollouts {given} needs --data: rollouts are found by the prompts' texts and answers")
@@ -105,11 +104,7 @@ def collected_of(args: argparse.Namespace, opened: Run, against: Sequence[Run] =
 
 
 def _refuse_other_files(path: str) -> None:
-    """A report is replaced without asking; anything else under its name, as the journal itself, would be lost.
-
-    Raises:
-        AdaptiveError: the file exists and is no page.
-    """
+    """A page is replaced without asking; any other file of this name, as the journal itself, is refused."""
     if not os.path.exists(path):
         return
     if not os.path.isfile(path):

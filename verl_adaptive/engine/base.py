@@ -226,11 +226,7 @@ class Engine(ABC):
         self.tracker.open_step(self.progress)
 
     def _landed(self, results: Groups) -> Groups:
-        """What came back, out of flight and joined to its groups.
-
-        Raises:
-            AdaptiveError: it was not asked for, or came back twice.
-        """
+        """What came back, out of flight and joined to its groups; AdaptiveError if it was not asked for, or came back twice."""
         back = np.isin(self.flight.submission, results.submission)
         if back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")

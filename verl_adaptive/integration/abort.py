@@ -159,10 +159,8 @@ class Abort:
     def __call__(self, uids: Iterable[str]) -> Aborted:
         """Abort the requests of these uids: all that are in flight, for a server's gate closes for everybody.
 
-        Returns once nothing generates any more, the servers' gates are closed and the requests' rows are cleared.
-
-        Raises:
-            AdaptiveError: a worker or server died or does not answer.
+        Returns once nothing generates any more, the servers' gates are closed and the requests' rows are cleared; AdaptiveError
+        if a worker or server died or does not answer.
         """
         started = time.monotonic()
         gone = set(uids)

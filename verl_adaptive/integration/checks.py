@@ -34,11 +34,7 @@ _ASKS = {
 
 
 def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
-    """Refuse settings under which the policy cannot work.
-
-    Raises:
-        ConfigError: with the key, its value and what to write instead.
-    """
+    """Refuse settings under which the policy cannot work: ConfigError with the key, its value and what to write instead."""
     rollout, estimator = config.actor_rollout_ref.rollout, config.algorithm.adv_estimator
     check(
         mode_of(config) in MODES,
@@ -443,12 +439,10 @@ def _check_servers(config: Any, policy: Policy) -> None:
 
 
 def check_manager(config: Any, manager: Any, policy: Policy) -> None:
-    """Whether requests in flight can be aborted at the end of a ``sync`` step, where a policy asks for more than it trains.
+    """Refuse a manager without ``agent_loop_workers`` where a policy asks for more than it trains.
 
-    verl's contract of ``agent_loop_manager_class`` is ``generate_sequences`` alone; that is enough where every group trains.
-
-    Raises:
-        ConfigError: the manager has no ``agent_loop_workers``, and the policy needs them.
+    Requests in flight must then be aborted at the end of a ``sync`` step. verl's contract of ``agent_loop_manager_class`` is
+    ``generate_sequences`` alone; that is enough where every group trains.
     """
     check(
         hasattr(manager, "agent_loop_workers") or not _aborts(config, policy),
@@ -470,17 +464,10 @@ def why_not_skip_zero(config: Any) -> str:
 
 
 def zero_rows(config: Any, choice: bool | None) -> tuple[bool, str]:
-    """What becomes of rows of zero advantage.
+    """Whether rows of zero advantage are left out of training, and a line that says so and why.
 
-    Args:
-        config: verl's, with the estimator that will be used.
-        choice: ``adaptive.skip_zero_advantage``.
-
-    Returns:
-        Whether they are left out of training, and a line that says so and why.
-
-    Raises:
-        ConfigError: the choice is to leave them out where that would be wrong, whatever one prefers.
+    ``config`` is verl's, with the estimator that will be used; ``choice`` is ``adaptive.skip_zero_advantage``. ConfigError: the
+    choice is to leave them out where that would be wrong, whatever one prefers.
     """
     must, others = _must_keep_zero(config), _other_losses(config)
     check(not (choice and must), "adaptive.skip_zero_advantage", True, f"{must}; set it to null or false")

@@ -236,14 +236,10 @@ def _lack(item: Name) -> str:
 
 
 def lacks(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> tuple[list[str], list[str]]:
-    """What the installed verl lacks.
+    """What the installed verl lacks with nothing to stand in for it, and what else is done instead.
 
-    Args:
-        names: what to look for.
-        mode: for one trainer mode; None: for any, and what concerns some of them only says so.
-
-    Returns:
-        What nothing stands in for, and what else is done; both empty with the newest verl that is known.
+    Both are empty with the newest verl that is known. ``mode`` asks for one trainer mode; None: for any, and what concerns some
+    of them only says so.
     """
     missing, instead = [], []
     for item in names:
@@ -277,14 +273,9 @@ def too_old() -> str:
 
 
 def check_verl(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> None:
-    """Refuse a verl that lacks a name we use.
+    """Refuse a verl that lacks a name we use in this trainer mode; None: in any.
 
-    Args:
-        names: what to look for.
-        mode: for one trainer mode; None: for any.
-
-    Raises:
-        AdaptiveError: naming each name, the versions that have it and what to install.
+    The AdaptiveError has each name, the versions that have it and what to install.
     """
     found, _ = lacks(names, mode)
     if found:

@@ -49,8 +49,7 @@ class Command:
     def parse(cls, words: Sequence[str]) -> Command:
         """Read words as the shell hands them over: overrides alone, or a whole command such as ``python -m …``.
 
-        Raises:
-            AdaptiveError: Hydra would not understand an option, or it asks for something else than one training run.
+        AdaptiveError: Hydra would not understand an option, or it asks for something else than one training run.
         """
         from hydra._internal.utils import get_args_parser
 
@@ -124,10 +123,8 @@ def group_options(group: str = "adaptive", command: Command = Command()) -> list
 def compose(command: Command) -> DictConfig:
     """Compose as ``python -m verl.trainer.main_ppo`` would.
 
-    Raises:
-        RefusedByVerl: Hydra refuses the words that are verl's.
-        AdaptiveError: Hydra refuses, or takes a word that nobody would read; what is near a word below ``adaptive`` that
-            it does not know is in the message.
+    RefusedByVerl: Hydra refuses the words that are verl's. AdaptiveError: it refuses others, or takes a word that nobody would
+    read; the message has what is near a word below ``adaptive`` that it does not know.
     """
     wrong = guard.misread(command.overrides)
     if wrong:
@@ -152,11 +149,7 @@ def compose(command: Command) -> DictConfig:
 
 
 def _refuse_unknown(command: Command, said: str) -> None:
-    """Say what was meant by a key of verl's that is misspelt.
-
-    Raises:
-        Misspelt: verl has a key that is nearly the one that Hydra does not know.
-    """
+    """Misspelt, if verl has a key that is nearly the one that Hydra does not know; it says which one was meant."""
     unknown = re.search(r"Could not override '([\w.]+)'", said)
     if unknown is None or unknown[1].startswith("adaptive."):
         return
@@ -207,11 +200,7 @@ def _walk(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
 
 
 def refuse_text_for_numbers(command: Command, config: DictConfig) -> None:
-    """Say which word of the line has text where verl has a number; verl's own checks end in a TypeError.
-
-    Raises:
-        ConfigError: there is such a word.
-    """
+    """Refuse a word of the line with text where verl has a number; verl's own checks end in a TypeError."""
     words = {re.sub(r"^[+~]+", "", word.partition("=")[0]) for word in command.overrides}
     plain = _plain(command)
     for key in sorted(words):

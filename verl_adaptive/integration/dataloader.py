@@ -16,9 +16,7 @@ from verl_adaptive.stats.keys import Identity
 class NumberedDataset(Dataset):
     """verl's dataset, whose items come with their position; everything else is the dataset's own.
 
-    Args:
-        dataset: verl's.
-        read: whether the items are read at all; without, only their positions come.
+    Without ``read`` the items are not read at all: only their positions come.
     """
 
     def __init__(self, dataset: Dataset, *, read: bool) -> None:
@@ -125,11 +123,7 @@ class DataloaderPrompts:
 
 
 def refuse_own_numbers(columns: Iterable[str]) -> None:
-    """Refuse a training set that says how many rollouts a prompt gets: the policy would overwrite it.
-
-    Raises:
-        AdaptiveError: it has the column by which verl is told.
-    """
+    """Refuse a training set whose columns tell verl how many rollouts a prompt gets: the policy would overwrite it."""
     if "__rollout_n__" in columns:
         raise AdaptiveError(
             "data.train_files: the training set has a column __rollout_n__, by which verl sets a prompt's rollouts; under a "

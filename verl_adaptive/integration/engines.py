@@ -27,11 +27,7 @@ _ROUTER = ("moe_z_loss_coeff", "moe_router_enable_expert_bias", "moe_expert_capa
 
 
 def keeps_rows(config: Any) -> str:
-    """Why the actor's engine needs rows of zero advantage; empty: it does not.
-
-    Args:
-        config: verl's.
-    """
+    """Why the actor's engine needs rows of zero advantage; empty: it does not."""
     strategy = config.actor_rollout_ref.actor.strategy
     if strategy in ("fsdp", "fsdp2", "veomni"):
         return ""  # a router's own loss never reaches verl's: only log-probs are taken from the model's output

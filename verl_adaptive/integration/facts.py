@@ -30,8 +30,7 @@ def mode_of(config: Any) -> str:
 def adaptive_of(config: Any) -> AdaptiveConfig:
     """The ``adaptive`` group of verl's configuration, checked, with ``data.seed`` where it has no seed of its own.
 
-    Raises:
-        ConfigError: it is no group, or a key or value in it is wrong.
+    ConfigError: it is no group, or a key or value in it is wrong.
     """
     node = config.get("adaptive")
     data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
@@ -56,10 +55,9 @@ def stream_of(config: Any) -> AsyncFacts:
 
 
 def schedule_of(config: Any) -> str:
-    """What the trainer mode means for the run; what verl asserts of it only when workers start is checked here.
+    """What the trainer mode means for the run.
 
-    Raises:
-        ConfigError: a setting that verl's trainer of this mode refuses.
+    ConfigError: a setting that verl's trainer of this mode refuses, which verl itself asserts only when workers start.
     """
     v1, rollout, mode = config.trainer.v1, config.actor_rollout_ref.rollout, mode_of(config)
     if mode == "sync":
@@ -122,11 +120,7 @@ def row_limit(config: Any) -> int | None:
 
 
 def check_room(limit: int | None, rows: int, step: str) -> None:
-    """Refuse a queue that does not hold a step's rows.
-
-    Raises:
-        ConfigError: with a size that does.
-    """
+    """Refuse a queue that does not hold a step's rows, with a size that does."""
     check(
         limit is None or rows <= limit,
         "transfer_queue.backend.SimpleStorage.total_storage_size",
@@ -206,10 +200,7 @@ def image_note(config: Any, kind: str) -> str:
 
     Seen with vLLM 0.28's CPU build (docs/verl_versions.md): loading dummy weights overwrites what it normalizes pixels by,
     which is no weight, so the actor's never put it right. Nothing fails: the model answers about pictures it sees wrongly.
-
-    Args:
-        config: verl's.
-        kind: the class of the model's processor, or :func:`model_kind`.
+    ``kind`` is the class of the model's processor, or :func:`model_kind`.
     """
     rollout = config.actor_rollout_ref.rollout
     if rollout.name != "vllm" or not str(rollout.load_format).startswith("dummy"):

@@ -86,10 +86,8 @@ def is_preset(name: object) -> bool:
 def unread(config: Any, program: str | None, *, any_program: bool = False) -> str:
     """Why the program would run without the preset that its configuration names; empty if all is well.
 
-    Args:
-        config: verl's configuration.
-        program: one of :data:`PROGRAMS`; None: another's.
-        any_program: another's program makes verl's V1 trainers, its user says.
+    ``program`` is one of :data:`PROGRAMS`, or None: another's, which makes verl's V1 trainers if its user says so
+    (``any_program``).
     """
     if config.get("adaptive") is None:
         return ""
@@ -137,21 +135,15 @@ def not_loaded() -> tuple[str, str] | None:
 class Guard:
     """Hydra's callback in verl's programs and in every preset (``hydra.callbacks.verl_adaptive``).
 
-    Hydra turns a callback's exceptions into warnings, but not ``SystemExit``.
-
-    Args:
-        any_program: let a preset through in a program that is none of verl's.
+    Hydra turns a callback's exceptions into warnings, but not ``SystemExit``. ``any_program`` lets a preset through in a program
+    that is none of verl's.
     """
 
     def __init__(self, any_program: bool = False) -> None:
         self.any_program = any_program
 
     def on_job_start(self, config: Any, *, task_function: Callable[..., Any], **_: Any) -> None:
-        """The application is about to run.
-
-        Raises:
-            SystemExit: it would run as if no preset had been named.
-        """
+        """The application is about to run: SystemExit where it would run as if no preset had been named."""
         code = getattr(task_function, "__code__", None)
         program = program_of(code.co_filename) if code is not None else None
         chosen = dict(config.get("hydra", {}).get("runtime", {}).get("choices", {}))
@@ -275,15 +267,7 @@ def _is_ours(name: str) -> bool:
 
 
 def refuse_other(config: Any, trainer: str) -> None:
-    """Refuse a preset in front of a trainer that is not ours.
-
-    Args:
-        config: what the trainer is made with.
-        trainer: its name, for the message.
-
-    Raises:
-        AdaptiveError: the configuration asks for a preset.
-    """
+    """Refuse a configuration with a preset in front of a trainer that is not ours; ``trainer`` is its name, for the message."""
     get = getattr(config, "get", None)
     if get is not None and get("adaptive") is not None:
         raise AdaptiveError(

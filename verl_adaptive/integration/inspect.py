@@ -109,11 +109,7 @@ def ray_workers(address: str | None = None) -> list[dict[str, Any]]:
 
 
 def _answers(address: str | None) -> None:
-    """Somebody listens at ``host:port``; Ray itself would try for minutes, and may end the process.
-
-    Raises:
-        AdaptiveError: nobody does.
-    """
+    """Refuse an address at which nobody listens; Ray itself would try for minutes, and may end the process."""
     import socket
 
     host, _, port = (address or "").removeprefix("ray://").rpartition(":")
@@ -155,8 +151,7 @@ def is_lacking(program: str) -> bool:
 def validate(config: DictConfig) -> RunPlan:
     """verl's own validation, then ours; the plan, in which what could not be looked at here is a note.
 
-    Raises:
-        ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
+    ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
     """
     remarks = validate_as_verl(config)
     plan = RunPlan.of(config)
@@ -230,12 +225,7 @@ def _without_lora(config: DictConfig) -> tuple[DictConfig, list[str]]:
 
 
 def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
-    """The plan with what is on this machine: the training set, checkpoints, a warm start.
-
-    Args:
-        config: composed and valid.
-        plan: from :func:`validate`.
-    """
+    """The plan from :func:`validate` with what is on this machine: the training set, checkpoints, a warm start."""
     notes, adaptive = [], plan.adaptive
     rows, missing = _rows(config.data.train_files)
     if missing:
@@ -283,11 +273,7 @@ def _paths(files: Any) -> list[Path]:
 
 
 def _rows(files: Any) -> tuple[int | None, list[str]]:
-    """Rows of the training files, if all are here; and those that are not.
-
-    Raises:
-        ConfigError: they have no rows.
-    """
+    """Rows of the training files, if all are here, and those that are not; ConfigError if they have no rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -306,10 +292,9 @@ def _rows(files: Any) -> tuple[int | None, list[str]]:
 
 
 def _prompts(config: DictConfig, id_key: str | None) -> tuple[int | None, str]:
-    """Different prompts of the training files, all of which are here, as training finds them; None, and why, if that is not known.
+    """Different prompts of the training files, all of which are here, as training finds them; None, and why, if it is not known.
 
-    Raises:
-        ConfigError: a row without what prompts are identified by; too many data sources.
+    ConfigError: a row without what prompts are identified by; too many data sources.
     """
     paths, table = _paths(config.data.train_files), StatsTable()
     if config.data.custom_cls.path is not None:  # it may make what the files lack; a class of the user's own is not run
@@ -344,8 +329,7 @@ def _unseen(config: DictConfig) -> list[str]:
 def _warm_start(plan: RunPlan) -> int:
     """Read what ``adaptive.warm_start`` names, into nothing; the prompts that it has evidence for.
 
-    Raises:
-        ConfigError: it cannot be read.
+    ConfigError: it cannot be read.
     """
     from verl_adaptive.stats import warm_start
 

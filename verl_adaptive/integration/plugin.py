@@ -47,11 +47,7 @@ def _check_search_path() -> None:
 
 
 def _refuse_misread(argv: list[str]) -> None:
-    """Our own commands find words of their own.
-
-    Raises:
-        SystemExit: a word of the command line looks like ours, and nobody would read it.
-    """
+    """SystemExit if a word of the command line looks like ours, and nobody would read it; our own commands find theirs."""
     wrong = "" if "verl_adaptive.cli" in sys.modules else guard.misread(argv[1:])
     if wrong:
         raise SystemExit(f"verl-adaptive: {wrong}")

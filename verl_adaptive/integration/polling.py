@@ -81,15 +81,9 @@ class StallTimeout:
         self._changed, self._seen = time.monotonic(), -1
 
     def rest(self, status: Mapping[str, str | None], rows: int, looked: float = 0.0) -> None:
-        """Sleep until the next look.
+        """Sleep until the next look; AdaptiveError if a worker died, or nothing came back for ``adaptive.stall_timeout`` seconds.
 
-        Args:
-            status: status of each request that is waited for.
-            rows: rows in the queue.
-            looked: what this look has cost (:class:`Stopwatch`).
-
-        Raises:
-            AdaptiveError: a worker died, or nothing came back for ``adaptive.stall_timeout`` seconds.
+        ``status`` is of each request that is waited for, ``looked`` what this look has cost (:class:`Stopwatch`).
         """
         now = time.monotonic()
         seen = rows + sum(s in DONE for s in status.values())
@@ -123,12 +117,9 @@ def pause(poll: float, looked: float) -> None:
 
 
 class Liveness:
-    """Whether Ray actors are alive, asked every few seconds without waiting for an answer.
+    """Whether Ray actors, by name, are alive, asked every few seconds without waiting for an answer.
 
     A busy actor answers late, one that cannot be reached for a moment may be back: only a death counts.
-
-    Args:
-        actors: name → handle.
     """
 
     def __init__(self, actors: Mapping[str, ray.actor.ActorHandle]) -> None:
@@ -161,14 +152,9 @@ class Liveness:
 
 
 def check_installed(actors: Mapping[str, ray.actor.ActorHandle], patience: float) -> None:
-    """Whether this version of the package is loaded in the process of every actor, before anything is sent to one.
+    """Refuse actors in whose process this version of the package is not loaded, before anything is sent to one.
 
-    Args:
-        actors: name → handle.
-        patience: seconds that one may take to answer.
-
-    Raises:
-        AdaptiveError: in some it is not.
+    Each may take ``patience`` seconds to answer.
     """
     calls = {name: actor.__ray_call__.remote(_version) for name, actor in actors.items()}
     done, _ = ray.wait(list(calls.values()), num_returns=len(calls), timeout=patience) if calls else ([], [])

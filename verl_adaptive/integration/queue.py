@@ -227,8 +227,7 @@ class Queue:
     def collect(self, requests: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order.
 
-        Raises:
-            ConfigError: everything is back, and no rollout has the field that ``adaptive.signal`` names.
+        ConfigError: everything is back, and no rollout has the field that ``adaptive.signal`` names.
         """
         parts = [self._parts[submission][-1] for submission in requests.submission.tolist()]
         found, tags, meta = self._find(parts)
@@ -284,12 +283,9 @@ class Queue:
         )
 
     def miss_signal(self) -> None:
-        """So much has come back that a rollout would have had the signal.
+        """So much has come back that a rollout would have had the signal: ConfigError if none had it, though some had a reward.
 
         The first that come back may lack it, where a reward function gives less of an answer that it cannot parse.
-
-        Raises:
-            ConfigError: none had it, though some had a reward.
         """
         if not self._signal_known and self._given is not None:
             raise no_field(self.config.signal, self._given)
@@ -445,8 +441,7 @@ class Queue:
     def load_state_dict(self, state: dict, living: Iterable[int]) -> None:
         """Take up the groups of these submissions, and clear every restored row that is not theirs.
 
-        Raises:
-            AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.
+        AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.
         """
         known = set(living)
         self._parts = {
@@ -489,12 +484,9 @@ def _largest(owner: np.ndarray, sizes: np.ndarray) -> np.ndarray:
 
 
 def _rename(keys: list[str], uids: list[str]) -> None:
-    """Write a uid into the ``uid`` field of each of these rows.
+    """Write a uid into the ``uid`` field of each of these rows; AdaptiveError if one is not there.
 
     As ``tq.kv_batch_put``, which reads the rows' tags, copies them in depth several times and sends them back as they were.
-
-    Raises:
-        AdaptiveError: a row is not there.
     """
     client = tq.get_client()
     found = client.kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)

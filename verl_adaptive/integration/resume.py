@@ -28,13 +28,8 @@ FINGERPRINTS = {
 def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
     """What verl's ``resume_mode`` leads to, and whether statistics are there to begin with.
 
-    Args:
-        trainer: the ``trainer`` group of verl's configuration.
-        plan: of the run.
-        expect: as of :func:`check_resume`.
-
-    Raises:
-        AdaptiveError: training would refuse to resume.
+    ``trainer`` is the group of verl's configuration, ``expect`` as of :func:`check_resume`. AdaptiveError: training would refuse
+    to resume.
     """
     if plan.only_validates:
         return "no training (trainer.val_only=true)", True
@@ -65,14 +60,8 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
 def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **expect: Any) -> list[str]:
     """Compare a snapshot with the run that would go on from it; what differs and is accepted.
 
-    Args:
-        folder: the snapshot's.
-        manifest: of it.
-        plan: of the run.
-        expect: further fields of the manifest's ``meta`` that must be equal.
-
-    Raises:
-        SnapshotError: a difference is not accepted; the message names it and the way out.
+    ``expect`` has further fields of the manifest's ``meta`` that must be equal. SnapshotError: a difference is not accepted; the
+    message names it and the way out.
     """
     allow, accepted = plan.adaptive.resume.allow, []
     for key, want in {"policy_digest": plan.policy_digest, **expect}.items():

@@ -18,15 +18,8 @@ from verl_adaptive.integration.polling import PARTITION
 def read(keys: list[str], fields: list[str], meta: BatchMeta | None = None) -> TensorDict:
     """Fields of these rows, of which there is at least one; a field that one of them lacks is missing.
 
-    As ``tq.kv_batch_get``, which copies every row's tag and shapes in depth on the way, for half of its time.
-
-    Args:
-        keys: the rows.
-        fields: their names.
-        meta: where the rows are, if that is known.
-
-    Raises:
-        AdaptiveError: a row is not there.
+    As ``tq.kv_batch_get``, which copies every row's tag and shapes in depth on the way, for half of its time. ``meta`` says where
+    the rows are, if that is known. AdaptiveError: a row is not there.
     """
     client = tq.get_client()
     if meta is None:

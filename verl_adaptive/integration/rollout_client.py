@@ -69,12 +69,7 @@ def deal(count: int, workers: int) -> np.ndarray:
 
 
 class RolloutClient(Generic[E]):
-    """Sends requests, waits, and reads what is back; what both sessions are made of.
-
-    Args:
-        engine: the policy's engine, whose requests they are.
-        stream: the prompts.
-        handles: what leads to the workers.
+    """Sends an engine's requests, waits, and reads what is back; what both sessions are made of.
 
     Attributes:
         queue: what TransferQueue holds.
@@ -94,11 +89,7 @@ class RolloutClient(Generic[E]):
 
     @without_gc()
     def send(self, requests: Requests | None) -> None:
-        """Send these requests.
-
-        Raises:
-            ConfigError: the queue could not hold their rows.
-        """
+        """Send these requests; ConfigError if the queue could not hold their rows."""
         if requests is None or not len(requests):
             return
         requests = requests.select(deal(len(requests), self.handles.workers()))
@@ -136,9 +127,8 @@ class RolloutClient(Generic[E]):
     def fetch(self, timeout: StallTimeout) -> Groups | None:
         """Look once: what has come back of the requests in flight, or None after a rest.
 
-        Raises:
-            AdaptiveError: nothing has come back for too long, a worker died, or group after group failed.
-            ConfigError: no rollout has the field that ``adaptive.signal`` names.
+        AdaptiveError: nothing has come back for too long, a worker died, or group after group failed. ConfigError: no rollout has
+        the field that ``adaptive.signal`` names.
         """
         watch, flight = Stopwatch(), self.sent
         uids = self.queue.uids(flight)

@@ -94,14 +94,7 @@ class RunPlan:
 
     @classmethod
     def of(cls, config: Any) -> RunPlan:
-        """What verl's configuration says.
-
-        Args:
-            config: verl's, composed and valid.
-
-        Raises:
-            ConfigError: settings that cannot work together.
-        """
+        """What verl's configuration, composed and valid, says; ConfigError for settings that cannot work together."""
         adaptive = facts.adaptive_of(config)
         policy = _told(build_policy(adaptive), str(config.algorithm.adv_estimator))
         advantage, mode, late = policy.advantage, facts.mode_of(config), facts.late_rewards(config)

@@ -137,8 +137,7 @@ class RunStore:
     def check_start(self) -> None:
         """Whether the run can begin, or go on, with what is there: asked before a model is loaded.
 
-        Raises:
-            AdaptiveError: the checkpoint is of another run, or a warm start that counts could not be read.
+        AdaptiveError: the checkpoint is of another run, or a warm start that counts could not be read.
         """
         _, resumes = resume_of(self.config.trainer, self.plan, dataset=self.fingerprint)
         if self._no_warm_start is not None and not resumes:
@@ -175,8 +174,7 @@ class RunStore:
     def begin(self, step: int) -> None:
         """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it.
 
-        Raises:
-            AdaptiveError: the folder has another run of this name.
+        AdaptiveError: the folder has another run of this name.
         """
         if self.journal is not None:
             known = self.journal.known
@@ -216,13 +214,9 @@ class RunStore:
         )
 
     def validated(self, step: int, metrics: Mapping[str, Any], prompts: Mapping[str, int], engine: Engine) -> None:
-        """Write what verl's validation measured to the journal, beside training.
+        """Write what verl's validation measured after ``step`` training steps to the journal, beside training.
 
-        Args:
-            step: training steps taken so far.
-            metrics: as verl logs them.
-            prompts: data source → validation prompts.
-            engine: of the run.
+        ``metrics`` are as verl logs them, ``prompts`` is data source → validation prompts.
         """
         if self.journal is not None:
             generated = engine.total.rollouts.generated
@@ -296,13 +290,9 @@ class RunStore:
             logger.warning("trainer.default_hdfs_dir: the statistics of step %d are not in %s: %s", step, target, error)
 
     def load(self, checkpoint: str, step: int) -> dict[str, Any] | None:
-        """Read the snapshot of a checkpoint folder.
+        """The state in a checkpoint folder's snapshot; None for a checkpoint of a plain run: the statistics start empty.
 
-        Returns:
-            The saved state, or None for a checkpoint that a plain run made: the statistics start empty.
-
-        Raises:
-            SnapshotError: torn, damaged or of another run; the message names the way out.
+        SnapshotError: torn, damaged or of another run; the message names the way out.
         """
         folder = Path(checkpoint) / FOLDER
         try:

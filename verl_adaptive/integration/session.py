@@ -43,8 +43,7 @@ class Session(RolloutClient[Engine]):
     def send(self, requests: Requests | None) -> None:
         """Send these requests, as many as TransferQueue has room for; the others follow as groups are closed.
 
-        Raises:
-            ConfigError: none fits, and none is under way whose rows would be freed.
+        ConfigError: none fits, and none is under way whose rows would be freed.
         """
         waiting = self._unsent if requests is None else Requests.join([self._unsent, requests])
         self._unsent, limit = Requests.none(), self.handles.row_limit
@@ -69,8 +68,7 @@ class Session(RolloutClient[Engine]):
     def generated(self) -> tuple[list[str], list[dict]]:
         """Wait for all rollouts of the step; keys and tags of their rows, which have no rewards yet.
 
-        Raises:
-            AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or no rollout left a row.
+        AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or no rollout left a row.
         """
         uids, before, timeout = self.queue.uids(self.engine.flight), 0, self.timeout()
         while before < len(uids):
@@ -96,8 +94,7 @@ class Session(RolloutClient[Engine]):
     def complete(self) -> Batch:
         """Give the engine what comes back until the batch is decided, abort the rest, and make the batch.
 
-        Raises:
-            AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
+        AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
         """
         engine, timeout = self.engine, self.timeout()
         while not engine.decided:

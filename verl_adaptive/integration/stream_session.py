@@ -28,9 +28,8 @@ class StreamSession(RolloutClient[AsyncEngine]):
     def complete(self) -> Batch:
         """Wait until the next mini-step's groups are ready, and make their batch.
 
-        Raises:
-            AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
-            NothingLeft: the step has trained on all that there was.
+        AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed. NothingLeft: the
+        step has trained on all that there was.
         """
         engine = self.engine
         self._pump(lambda: engine.can_take(engine.count))

@@ -35,13 +35,7 @@ def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
 
 
 def log_lists(tracking: Any, table: StatsTable, step: int) -> None:
-    """Log them with every backend of verl's that has a form for them.
-
-    Args:
-        tracking: verl's ``Tracking``.
-        table: the statistics.
-        step: the training step.
-    """
+    """Log them with every backend of verl's ``Tracking`` that has a form for them."""
     backends = {name: made for name, made in getattr(tracking, "logger", {}).items() if name in (*WANDB, TENSORBOARD)}
     lists = lists_now(table) if backends else {}
     for backend, instance in backends.items():

@@ -13,9 +13,7 @@ _MOST = 0.9
 class Timings:
     """Seconds from a step's first request to its batch, of these with only a tenth of its groups to come; idle slots.
 
-    Args:
-        slots: sequences that all inference engines run at a time; 0: not known.
-        clock: gives seconds.
+    ``slots`` are the sequences that all inference engines run at a time; 0: not known.
     """
 
     def __init__(self, slots: int = 0, clock: Callable[[], float] = time.monotonic) -> None:

@@ -9,11 +9,7 @@ from verl_adaptive.stats import StoreError
 
 
 def ledgers_of(text: str) -> tuple[Ledger | None, Ledger | None]:
-    """A step's account and the run's up to it, as the journal has them; None where it does not say.
-
-    Raises:
-        StoreError: not such accounts.
-    """
+    """A step's account and the run's up to it, as the journal has them; None where it does not say, StoreError if these are none."""
     try:
         data = json.loads(text)
         step, run = (Ledger.from_dict(data[scope]) if data.get(scope) else None for scope in ("step", "run"))
@@ -23,11 +19,7 @@ def ledgers_of(text: str) -> tuple[Ledger | None, Ledger | None]:
 
 
 def scalars_of(text: str) -> dict[str, float]:
-    """The numbers among a step's scalars as the journal has them.
-
-    Raises:
-        StoreError: no table of scalars.
-    """
+    """The numbers among a step's scalars as the journal has them; StoreError if it is no table of scalars."""
     try:
         data = json.loads(text)
         return {name: float(v) for name, v in data.items() if isinstance(v, int | float) and abs(v) < 1e300}

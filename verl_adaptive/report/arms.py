@@ -204,9 +204,8 @@ def spent(run: Run) -> dict[str, np.ndarray] | None:
 def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     """The validations of every run, as verl measured them, by what they had cost.
 
-    Raises:
-        AdaptiveError: there is nothing that every validation of every run has measured, or the runs of an arm cannot be told
-            by their seeds.
+    AdaptiveError: there is nothing that every validation of every run has measured, or the runs of an arm cannot be told by
+    their seeds.
     """
     runs = [run for found in arms.values() for run in found]
     validations = {run.id: run.validations() if run.has_course else [] for run in runs}

@@ -183,11 +183,7 @@ class History:
         """Rollouts that uniform allocation with refills would need for the same informative groups.
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
-        weight. That is only fair if groups were of full size; small ones show variance less often.
-
-        Args:
-            gaps: ``(first step, last step, reason)`` of steps that the journal lacks.
-            steps: of the run so far.
+        weight. That is only fair if groups were of full size; small ones show variance less often. ``gaps`` are those of the run.
         """
         if gaps:
             # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that

@@ -29,10 +29,8 @@ def histogram(rate: np.ndarray) -> list[int]:
 def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
     """Everything about a store as a whole, for :func:`~verl_adaptive.text.plain`; ``ledger`` is the run's ``Ledger``.
 
-    Args:
-        run: the run.
-        tries: rollouts without a success from which a prompt counts as never solved.
-        history: go through a journal's observations for the alarms that are on.
+    A prompt counts as never solved after ``tries`` rollouts without a success; ``history`` goes through a journal's observations
+    for the alarms that are on.
     """
     prompts, table = run.prompts, run.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))

@@ -81,13 +81,7 @@ def environment() -> jinja2.Environment:
 
 
 def render(collected: Collected, *, title: str | None = None, live: Live | None = None) -> str:
-    """The page.
-
-    Args:
-        collected: from :func:`verl_adaptive.report.collect.collect`.
-        title: its heading; by default the run's name.
-        live: for a page that a server shows and refreshes.
-    """
+    """The page, under the run's name where no title is given; ``live`` is for one that a server shows and refreshes."""
     facts, history = collected.facts, collected.history
     end = None if history is None else forecast(history, facts)
     return (

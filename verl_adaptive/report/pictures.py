@@ -59,11 +59,7 @@ def _axis(history: History, view: str) -> np.ndarray:
 
 
 def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, str]]]]:
-    """The learning curves in every view.
-
-    Returns:
-        View's id, label, and its pictures: heading, chart, remark.
-    """
+    """The learning curves in every view: its id, label, and its pictures (heading, chart, remark)."""
     history = collected.history
     if history is None:
         return []

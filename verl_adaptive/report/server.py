@@ -251,12 +251,7 @@ class Site:
 
 
 def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASGIApp:
-    """The server's application.
-
-    Args:
-        site: what is shown.
-        names, token: as :class:`AccessGuard`.
-    """
+    """The server's application; names and token as of :class:`AccessGuard`."""
 
     async def index(request: Request) -> Response:
         rows, trouble, version = await run_in_threadpool(_index, site)

@@ -53,11 +53,7 @@ def _tail(most: int, n: int, a: float, b: float) -> float:
 
 
 def suspects(prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of suspected prompts, the most surprising first, and their surprise.
-
-    Args:
-        prompts: the store's.
-    """
+    """Rows of suspected prompts, the most surprising first, and their surprise."""
     table = prompts.table
     rollouts, successes = prompts.get("rollouts"), prompts.get("successes")
     code = table.col("source").astype(np.int64)

@@ -203,10 +203,9 @@ class Clock:
         return groups
 
     def _phase(self, unbegun: int | None) -> Phase:
-        """Account for the time since :meth:`_start`.
+        """Account for the time since :meth:`_start`; ``unbegun`` rollouts were called back before they had a slot.
 
-        Args:
-            unbegun: rollouts called back before they had a slot; None: nothing was called back, and nothing aborted.
+        None: nothing was called back, and nothing aborted.
         """
         queue, returned = self.queue, self._returned
         begun, tokens, occupied = self._before

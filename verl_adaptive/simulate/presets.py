@@ -83,11 +83,7 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
 
 
 def _refuse_foreign(word: str) -> None:
-    """Settings of verl itself, and of a run, have options of their own here, or no meaning.
-
-    Raises:
-        ConfigError: with the option.
-    """
+    """Refuse settings of verl itself, and of a run: they have options of their own here, or no meaning."""
     ours = {
         "data.train_batch_size": "--batch",
         "actor_rollout_ref.rollout.n": "--n",

@@ -193,11 +193,7 @@ class DumpReader(JournalReader):
 
 
 def _rollout(row: Mapping[str, Any], step: int, where: str) -> tuple[bytes, int, float]:
-    """Key, step and score of a line.
-
-    Raises:
-        StoreError: it is no rollout.
-    """
+    """Key, step and score of a line; StoreError if it is no rollout."""
     if missing := {"input", "score"} - set(row):
         raise StoreError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
     score, step = row["score"], row.get("step", step)

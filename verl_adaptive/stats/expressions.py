@@ -212,11 +212,7 @@ class _Evaluation:
 
 
 def _digits(text: str) -> str:
-    """Hex digits that a key begins with: all 32, or at least :data:`_KEY_DIGITS` as tables show them.
-
-    Raises:
-        ExpressionError: not hex digits, too few or too many.
-    """
+    """Hex digits that a key begins with: all 32, or at least :data:`_KEY_DIGITS` as tables show them; else ExpressionError."""
     if not re.fullmatch(rf"[0-9a-fA-F]{{{_KEY_DIGITS},32}}", text):
         raise ExpressionError(f"{text!r} is no prompt key: write its 32 hex digits, or the first {_KEY_DIGITS} or more")
     return text.lower()

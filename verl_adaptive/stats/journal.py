@@ -150,11 +150,7 @@ class Journal:
         self.close()
 
     def _ask(self, what: str, work: Callable[[], _T], seconds: float | None = None) -> _T:
-        """What ``work`` gives, in its turn in the thread that writes.
-
-        Raises:
-            JournalError: the disk refused, or does not answer.
-        """
+        """What ``work`` gives, in its turn in the thread that writes; JournalError if the disk refused, or does not answer."""
         answer: Future[_T] = Future()
 
         def asked() -> None:

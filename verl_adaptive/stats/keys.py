@@ -55,11 +55,7 @@ def _many(tag: bytes, parts: Sequence[bytes]) -> bytes:
 
 
 def _encode(value: Any) -> bytes:
-    """The canonical encoding of what Parquet, JSON, pandas, ``datasets`` or verl may give.
-
-    Raises:
-        TypeError: something else.
-    """
+    """The canonical encoding of what Parquet, JSON, pandas, ``datasets`` or verl may give; TypeError for anything else."""
     if isinstance(value, np.generic):
         value = value.item()
     if isinstance(value, str):

@@ -323,11 +323,7 @@ def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
 
 
 def _numbers(found: Any) -> dict[str, float]:
-    """The finite numbers of a table; the file is not trusted.
-
-    Raises:
-        ValueError: it is no table.
-    """
+    """The finite numbers of a table; the file is not trusted: ValueError if it is no table."""
     if not isinstance(found, dict):
         raise ValueError(f"a validation holds {str(found)[:40]!r} where a table belongs")
     return {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}

@@ -373,11 +373,7 @@ def _runs(places: Iterable[Place], **how: Any) -> tuple[list[Run], list[Adaptive
 
 
 def _named(text: str) -> list[str]:
-    """The files and folders that a name or pattern stands for.
-
-    Raises:
-        StoreError: there are none.
-    """
+    """The files and folders that a name or pattern stands for; StoreError if there are none."""
     names = sorted(glob.glob(text)) if glob.has_magic(text) and not os.path.exists(text) else [text]
     if not any(map(os.path.exists, names)):
         raise StoreError(f"{text} does not exist")

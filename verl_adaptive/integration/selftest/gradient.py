@@ -34,10 +34,7 @@ STRATEGIES = ("fsdp", "fsdp2")
 class GradientRows:
     """A step's rows, the same on every rank, and what the layout makes of them.
 
-    Args:
-        model: gives the old log-probs; not wrapped yet.
-        device: of the model.
-        ranks: data-parallel ranks.
+    ``model`` gives the old log-probs and is not wrapped yet; ``ranks`` are data-parallel.
     """
 
     def __init__(self, model: torch.nn.Module, device: torch.device, ranks: int) -> None:

@@ -6,15 +6,6 @@ from typing import Any
 
 
 def compute_score(data_source: str, solution_str: str, ground_truth: str, **_: Any) -> dict[str, float]:
-    """1 for the right answer.
-
-    Args:
-        data_source: the kind of question.
-        solution_str: the decoded response.
-        ground_truth: the answer.
-
-    Returns:
-        ``score``, and the same as ``acc``.
-    """
+    """``score``, 1 for the right answer, and the same as ``acc``."""
     right = float(solution_str.strip() == ground_truth)
     return {"score": right, "acc": right}

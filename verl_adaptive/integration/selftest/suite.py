@@ -285,8 +285,7 @@ def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, sai
 def count_gpus(env: dict[str, str], timeout: float) -> tuple[int, str]:
     """The number of GPUs that torch finds, asked in a separate process; if there is none, what torch said of it, in brackets.
 
-    Raises:
-        AdaptiveError: torch cannot be imported, or does not answer; "no GPU" would be a wrong answer.
+    AdaptiveError: torch cannot be imported, or does not answer; "no GPU" would be a wrong answer.
     """
     code = "import torch; print(torch.cuda.device_count() if torch.cuda.is_available() else 0)"
     ask = [sys.executable, "-c", code]

@@ -67,12 +67,7 @@ def _rows(asked: list[Question], split: str) -> list[dict[str, Any]]:
 
 
 def make(folder: Path, seed: int = 1) -> None:
-    """Write data and model.
-
-    Args:
-        folder: where to; made if need be.
-        seed: of everything.
-    """
+    """Write data and model to a folder, made if need be."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
@@ -91,17 +86,7 @@ def make(folder: Path, seed: int = 1) -> None:
 
 
 def make_model(out: Path, layers: int = 2, hidden: int = 64, seed: int = 0) -> int:
-    """Write model and tokenizer.
-
-    Args:
-        out: Folder to write to.
-        layers: Number of transformer layers.
-        hidden: Width, a multiple of 32.
-        seed: Seed of the random weights.
-
-    Returns:
-        The number of parameters.
-    """
+    """Write model and tokenizer to a folder; the number of parameters. ``hidden`` is a multiple of 32."""
     import torch
     from tokenizers import pre_tokenizers
     from transformers import AutoTokenizer, Qwen2Config, Qwen2ForCausalLM, Qwen2Tokenizer
@@ -160,16 +145,9 @@ def teach(
     seed: int = 0,
     endless: int | None = None,
 ) -> None:
-    """Teach a model questions and answers, by supervised learning on the CPU.
+    """Teach a model questions and answers, by supervised learning on the CPU: ``steps`` updates of ``batch`` lessons.
 
-    Args:
-        model_dir: the model to start from.
-        out: folder to write to.
-        lessons: questions, with the answers that it is to learn.
-        steps: updates.
-        batch: lessons of an update.
-        seed: of the batches.
-        endless: answers of so many characters or more are learned without their end; None: none is.
+    Answers of ``endless`` or more characters are learned without their end; None: none is.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer

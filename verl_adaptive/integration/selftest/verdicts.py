@@ -17,9 +17,7 @@ METRICS = (
 def imbalance(run: ProcessRun, before: dict | None = None) -> list[str]:
     """Where generated + held before = trained + dropped + held after fails, in rollouts and in tokens.
 
-    Args:
-        run: with at least one step.
-        before: the account in the snapshot from which the run went on.
+    The run has at least one step; ``before`` is the account in the snapshot from which it went on.
     """
     found = []
     for unit in ("rollouts", "tokens"):
@@ -44,9 +42,8 @@ def imbalance(run: ProcessRun, before: dict | None = None) -> list[str]:
 def differences(run: ProcessRun, steps: int | None = None) -> list[str]:
     """Where the policy, driven by the recorded rewards alone, decides or counts otherwise than the run did.
 
-    Args:
-        run: the last attempt at a run with ``adaptive.record=true``.
-        steps: training steps of all attempts together; None: those of this one.
+    ``run`` is the last attempt at a run with ``adaptive.record=true``; ``steps`` are those of all attempts together, None: of
+    this one.
     """
     from verl_adaptive.record import attempts, replay
 
@@ -76,11 +73,7 @@ def absent(run: ProcessRun) -> list[str]:
 
 
 def optimizer_updates(run: ProcessRun, step: int) -> int:
-    """Updates that Adam has really made, from verl's own checkpoint.
-
-    Raises:
-        FileNotFoundError: there is none that FSDP wrote.
-    """
+    """Updates that Adam has really made, from verl's own checkpoint; FileNotFoundError if there is none that FSDP wrote."""
     import torch
 
     folder: Path = run.folder / "checkpoints" / f"global_step_{step}" / "actor"
