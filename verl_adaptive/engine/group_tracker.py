@@ -26,14 +26,7 @@ FEW_LOST = 0.1
 
 
 class GroupTracker:
-    """Open groups and the accounts of a run.
-
-    Args:
-        policy: the four roles, bound.
-        table: the statistics.
-        config: the ``adaptive`` group.
-        facts: what the run is.
-        skip_zero: leave rollouts of exactly zero advantage out of training.
+    """Open groups and the accounts of a run; arguments as of :class:`verl_adaptive.engine.Engine`.
 
     Attributes:
         open: groups that wait for a top-up, or for a decision about one; in submission order.

@@ -33,13 +33,7 @@ _NONE = np.zeros(0, dtype=np.int64)
 
 
 class PromptSource:
-    """The data as a run's engine sees it.
-
-    Args:
-        sampler: the policy's sampler.
-        facts: what the run is.
-        row_of: int64 ``(D,)``, the table row of every data-set position.
-        source: the prompt stream (unused by pool samplers).
+    """The data as a run's engine sees it; arguments as of :class:`verl_adaptive.engine.Engine`, with its policy's sampler.
 
     Attributes:
         pool: int64 ``(M,)``, table rows of the distinct prompts, in data-set order, so that ties break alike everywhere.

@@ -47,13 +47,8 @@ _QUEUE = "transfer_queue"
 class RunStore:
     """Everything a run remembers of its prompts.
 
-    Args:
-        config: verl's configuration.
-        plan: of the run.
-        dataset: verl's training set.
-
     Attributes:
-        plan: the same, sized by the training set.
+        plan: the run's, sized by the training set.
         table: the statistics.
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
