@@ -25,7 +25,15 @@ from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest.runs import end_on_sigterm, read_metrics, train
-from verl_adaptive.integration.selftest.suite import count_gpus, has_flash_attn, last_words, on_gpus, usable
+from verl_adaptive.integration.selftest.suite import (
+    count_gpus,
+    has_flash_attn,
+    last_words,
+    on_gpus,
+    on_platform,
+    own_ray,
+    usable,
+)
 
 __all__ = ["Sizes", "main", "page", "sizes_of", "words"]
 
@@ -105,6 +113,8 @@ def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list
         *(f"trainer.total_training_steps={4 * sizes.steps}", f"trainer.default_local_dir={folder / 'checkpoints'}"),
         *('trainer.logger=["console","file"]', "trainer.project_name=first_hour"),
         f"trainer.experiment_name={folder.name}",
+        # verl's 8 of each take 8 GB and many seconds of start-up, for batches that need fewer
+        *("data.dataloader_num_workers=0", "reward.num_workers=2", f"{rollout}.agent.num_workers=4"),
         f"adaptive.total_rollouts={sizes.steps * sizes.batch * sizes.n}",
     ]
     if not gpus:
@@ -134,7 +144,9 @@ def make_gsm8k(folder: Path, val: int = 400) -> None:
             }
             for index, row in enumerate(load_dataset(DATA, "main", split=split))
         ]
-        Dataset.from_list(rows[:val] if name == "val" else rows).to_parquet(folder / f"{name}.parquet")
+        part = folder / f"{name}.part"  # what an interrupted attempt leaves is not taken for the data
+        Dataset.from_list(rows[:val] if name == "val" else rows).to_parquet(part)
+        part.replace(folder / f"{name}.parquet")
 
 
 def summary(folder: Path) -> dict[str, Any]:
@@ -304,7 +316,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         say("flash-attn is not installed: rows are padded, and the trainings are shorter (--steps changes that)")
     if args.steps:
         sizes = replace(sizes, steps=args.steps)
-    env = {**os.environ, "RAY_ADDRESS": "local", **({} if gpus else {"VERL_PLATFORM": "cpu"})}
+    env = on_platform(own_ray(), gpus)
     results, seeds = [], args.seeds or ([1, 2] if gpus else [1])
     for seed, preset in itertools.product(seeds, args.presets):
         folder = out / f"{preset}-{seed}"

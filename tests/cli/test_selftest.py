@@ -263,3 +263,14 @@ def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, 
         assert found["ranks"] == (max(1, gpus) if mode != "separate_async" or not gpus else 2)
         sdpa = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
         assert sdpa == (not gpus or not flash) and config.actor_rollout_ref.model.use_remove_padding == (not sdpa)
+
+
+def test_what_was_exported_for_something_else_does_not_reach_the_runs(monkeypatch) -> None:
+    """`ray job submit` hands its job's packages on, which another cluster does not have; a CPU platform is none of a GPU's."""
+    monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}')
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    mine = suite.own_ray()
+    assert "RAY_JOB_CONFIG_JSON_ENV_VAR" not in mine and mine["RAY_ADDRESS"] == "local"
+    assert "VERL_PLATFORM" not in suite.on_platform(mine, 1) and suite.on_platform(mine, 0)["VERL_PLATFORM"] == "cpu"
+    assert suite.on_platform({"VERL_PLATFORM": "npu"}, 1) == {"VERL_PLATFORM": "npu"}
+    assert guard.other_plugins() == "cpu"

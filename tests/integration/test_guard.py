@@ -82,8 +82,9 @@ def test_the_advice_follows_verls_own_default(default, says, tmp_path, monkeypat
     [
         ("+adaptve=greso", {}, "did you mean +adaptive=greso?"),
         ("+adaptive=greso", {"VERL_USE_EXTERNAL_PLUGINS": "none"}, "unset VERL_USE_EXTERNAL_PLUGINS"),
+        ("+adaptive=greso", {"VERL_USE_EXTERNAL_PLUGINS": ""}, "unset VERL_USE_EXTERNAL_PLUGINS"),
     ],
-    ids=["misspelt", "no plugin"],
+    ids=["misspelt", "no plugin", "empty"],
 )
 def test_a_preset_that_nobody_would_read(word, env, says, forked) -> None:
     done = forked("-m", "verl.trainer.main_ppo", word, "algorithm.adv_estimator=grpo", **env)

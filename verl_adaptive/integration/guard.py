@@ -126,10 +126,15 @@ def not_loaded() -> tuple[str, str] | None:
     policy = os.environ.get("VERL_USE_EXTERNAL_PLUGINS", "auto").strip().lower()
     if not points:
         return "verl loads what is installed, and verl-adaptive is only importable here", REINSTALL
-    if policy in ("", "auto") or points[0] in {p.strip() for p in policy.split(",")}:
+    if policy == "auto" or points[0] in {p.strip() for p in policy.split(",")}:
         return None
     fix = f"unset VERL_USE_EXTERNAL_PLUGINS, or add {points[0]} to it"
     return f"VERL_USE_EXTERNAL_PLUGINS={policy} keeps verl from loading it", fix
+
+
+def other_plugins() -> str:
+    """``VERL_USE_EXTERNAL_PLUGINS`` for verl without this one: a platform may be a plugin, too."""
+    return ",".join(p.name for p in entry_points(group="verl.plugins") if p.value.partition(":")[0] != PLUGIN) or "none"
 
 
 class Guard:

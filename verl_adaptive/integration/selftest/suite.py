@@ -17,7 +17,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -26,7 +26,7 @@ from typing import Any
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat
-from verl_adaptive.integration.guard import not_loaded
+from verl_adaptive.integration.guard import not_loaded, other_plugins
 from verl_adaptive.integration.selftest import verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
 from verl_adaptive.integration.selftest.runs import train as _train
@@ -184,7 +184,7 @@ def examine(
     ranks = tried("gradient", lambda item: _gradient(item, folder, env, timeout, [*words(folder, gpus), *overrides]))
     report.machine.update(ranks.facts.pop("machine", {}))
     report.settings = ranks.facts.pop("settings", {})
-    env |= {} if gpus else {"VERL_PLATFORM": "cpu"}
+    env = on_platform(env, gpus)
 
     def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
         where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
@@ -193,8 +193,7 @@ def examine(
         made = [*words(folder, gpus, mode), *said, *_own(where, STEPS, every), *overrides]
         return _train(where, made, {**env, **extra}, timeout=timeout)
 
-    # `cpu` is verl_cpu's plugin, `none` no plugin's name
-    plain = tried(PLAIN, lambda i: _plain(i, trained(i, [], VERL_USE_EXTERNAL_PLUGINS="none" if gpus else "cpu")))
+    plain = tried(PLAIN, lambda i: _plain(i, trained(i, [], VERL_USE_EXTERNAL_PLUGINS=other_plugins())))
     if plain.findings:
         report.untried.append("presets: verl itself does not train here, without this package; look there first")
         _write(folder, report)
@@ -447,6 +446,8 @@ def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
         *made,
         *on_gpus(gpus),
         *(f"{rollout}.gpu_memory_utilization=0.3", f"{rollout}.enforce_eager=true", f"{rollout}.max_num_seqs=64"),
+        # verl's choice for SGLang, FlashInfer, has no kernel for heads as small as the tiny model's
+        f"+{rollout}.engine_kwargs.sglang.attention_backend=triton",
     ]
 
 
@@ -480,12 +481,23 @@ def version_of(package: str) -> str:
         return ""
 
 
+def own_ray() -> dict[str, str]:
+    """This process's environment, with a Ray of its own: a cluster that runs already refuses to be told the slots, its nodes may
+    have another environment, and what a job of it was given (``ray job submit``) is not to be had in another cluster."""
+    left_out = ("PYTHONDONTWRITEBYTECODE", "RAY_JOB_CONFIG_JSON_ENV_VAR")
+    return {name: value for name, value in os.environ.items() if name not in left_out} | {"RAY_ADDRESS": "local"}
+
+
+def on_platform(env: Mapping[str, str], gpus: int) -> dict[str, str]:
+    """An environment whose ``VERL_PLATFORM`` fits this machine, whatever was exported earlier."""
+    fits = {name: value for name, value in env.items() if (name, value.lower()) != ("VERL_PLATFORM", "cpu")}
+    return fits if gpus else {**fits, "VERL_PLATFORM": "cpu"}
+
+
 def _environment() -> dict[str, str]:
-    # A Ray of its own: a cluster that runs already refuses to be told the slots, and its nodes may have another environment.
     # vLLM says at INFO when it falls asleep and wakes, and Ray would not repeat what two servers say.
-    inherited = {name: value for name, value in os.environ.items() if name != "PYTHONDONTWRITEBYTECODE"}
-    own = {"RAY_ADDRESS": "local", "RAY_DEDUP_LOGS": "0", "VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1"}
-    return {**inherited, **own, "PYTHONUNBUFFERED": "1", "TOKENIZERS_PARALLELISM": "false"}
+    own = {"RAY_DEDUP_LOGS": "0", "VLLM_LOGGING_LEVEL": "INFO", "HF_HUB_OFFLINE": "1", "PYTHONUNBUFFERED": "1"}
+    return {**own_ray(), **own, "TOKENIZERS_PARALLELISM": "false"}
 
 
 def _versions() -> dict[str, str]:
