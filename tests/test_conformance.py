@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from verl_adaptive import Column
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.allocators.aero_rescue import AeroRescue
@@ -253,3 +254,90 @@ def test_a_suite_looks_at_what_it_announces(part) -> None:
     assert failures(part) == []
     assert failures(learning) == ["test_state_is_complete"]
     assert len(failures(hasty)) >= 3
+
+
+class _Cursor(Sampler):
+    """Goes round by a cursor that each call moves: how often it is asked depends on who is back."""
+
+    name, kind = "bad", "pool"
+    at = 0
+
+    def pick(self, pool, count, progress):
+        self.at += count
+        return Pick(np.sort(pool)[(self.at + np.arange(min(count, len(pool)))) % len(pool)])
+
+    def state_dict(self):
+        return {"at": self.at}
+
+    def load_state_dict(self, state):
+        self.at = state["at"]
+
+
+class _MovingAll(_All):
+    """Moves its threshold with every answer, and saves it."""
+
+    level = 0.5
+
+    def decide(self, groups, progress):
+        keep = groups.pass_rate <= self.level
+        self.level = 0.9 * self.level + 0.1 * (groups.pass_rate.mean() if len(groups) else 0.0)
+        return Verdict(keep, np.zeros(len(groups), dtype=np.int64))
+
+    def state_dict(self):
+        return {"level": self.level}
+
+    def load_state_dict(self, state):
+        self.level = state["level"]
+
+
+class _LateAll(_All):
+    def decide(self, groups, progress):
+        keep = groups.n < 8 + progress.kept
+        return Verdict(keep, np.zeros(len(groups), dtype=np.int64))
+
+
+class _PromisingHalves(_Halves):
+    """Asks for more than it says."""
+
+    def most(self, n, stage):
+        return np.zeros(len(n), dtype=np.int64)
+
+
+class _LyingHalves(_Halves):
+    def fixed_size(self, n):
+        return n
+
+
+class _BusyHalves(_Halves):
+    """Looks at the step, which stands still in ``sync`` and not in the asynchronous modes."""
+
+    def review(self, groups, progress):
+        return np.where((groups.n < 8) & (progress.planned < 64), 4, 0)
+
+
+class _CarelessPlain(_Plain):
+    """Loses a prompt's second visit of a step."""
+
+    columns = {"total": Column("f8", 0.0)}
+
+    def observe(self, groups, progress):
+        self.col("total")[groups.row] += groups.sum(groups.reward)
+
+
+@pytest.mark.parametrize(
+    ("part", "test"),
+    [
+        (_Cursor, "test_arrival_order_does_not_matter"),
+        (_MovingAll, "test_a_verdict_does_not_depend_on_company"),
+        (_LateAll, "test_a_verdict_does_not_depend_on_company"),
+        (_PromisingHalves, "test_every_group_comes_to_an_end"),
+        (_LyingHalves, "test_first_gives_every_prompt_rollouts"),
+        (_BusyHalves, "test_every_group_comes_to_an_end"),
+        (_CarelessPlain, "test_how_visits_are_shown_makes_no_difference"),
+    ],
+)
+def test_a_fault_that_one_call_does_not_show_is_caught(part, test):
+    """These passed every suite, and trained other prompts when results came back in another order."""
+    base = SUITES[part.role]
+    with pytest.raises(AssertionError):
+        getattr(type("Suite", (base,), {"make": lambda self: part({})})(), test)()

@@ -687,6 +687,28 @@ def test_a_cap_holds_where_rollouts_are_lost(allocator, cap) -> None:
             assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)
 
 
+class ModestAllocator(PlainAllocator):
+    """Says that a group may have 4 more, however many it has had."""
+
+    def review(self, groups, progress):
+        return np.where((groups.sum(groups.correct) == 0) & (groups.n < 16), 8, 0)
+
+    def most(self, n, stage):
+        return np.full(len(n), 4)
+
+
+def test_a_cap_holds_where_an_allocator_says_too_little() -> None:
+    """A bound that was counted on was given out again with each top-up: 92 rollouts under a cap of 60."""
+    for seed in range(3):
+        made = {"allocator": f"{__name__}:ModestAllocator", "batch": 6, "n": 4, "max_rollouts_per_step": 60}
+        runs = [
+            RandomWorkers(*make_engine(**made, filter="informative", world=World(np.full(40, 0.1), seed)), seed=order)
+            for order in (None, seed)
+        ]
+        for _ in in_any_order(runs, 3):
+            assert all(sum(r.rollouts for r in run.asked) <= 60 for run in runs)
+
+
 @pytest.mark.parametrize("allocator", ["fixed", "aero", ON_POLICY], ids=["fixed", "aero", "pilot_commit"])
 def test_who_plans_a_step_at_once_is_told_what_was_spent(allocator) -> None:
     rates = np.random.default_rng(0).beta(0.3, 0.3, 64)

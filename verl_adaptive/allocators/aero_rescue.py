@@ -126,9 +126,9 @@ class AeroRescue(PooledAllocator):
 
     def review(self, groups: Groups, progress: Progress) -> np.ndarray:
         c = self.config
-        correct = groups.sum(groups.correct)
+        rate = groups.mean(groups.correct)
         topups = groups.reduce(np.maximum, groups.stage)
-        unsolved = np.where(topups == 0, correct <= c.u_res * groups.n, correct == 0)
+        unsolved = np.where(topups == 0, rate <= c.u_res, rate == 0)
         more = np.minimum(self.n_extra, np.maximum(self.limit - groups.n, 0))
         more[~unsolved | (topups >= c.rounds)] = CLOSE
         return more

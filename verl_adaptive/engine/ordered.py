@@ -400,7 +400,8 @@ class OrderedEngine(Engine):
         at = t.at(alive.submission)
         if len(self.tracker.cut):
             more[np.isin(alive.submission, self.tracker.cut)] = 0
-        if self.progress.cap is not None or self._step.pledged is not None:
+        bounded = self.progress.cap is not None or self._step.pledged is not None
+        if bounded:
             # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
             more = np.minimum(more, t.may[at])
         self._close(self.tracker.verdict(alive.select(more == 0)))
@@ -411,7 +412,8 @@ class OrderedEngine(Engine):
         if len(again):
             at, want = t.at(again.submission), more[more > 0]
             t.status[at], t.want[at] = _ASKING, want
-            t.may[at] = np.maximum(answers.most(allocator, again.n, t.stage[at]), want)
+            most = np.maximum(answers.most(allocator, again.n, t.stage[at]), want)
+            t.may[at] = np.minimum(most, t.may[at]) if bounded else most
             self.tracker.put(again)
 
     def _close(self, closed: Closed) -> None:
@@ -444,7 +446,8 @@ class OrderedEngine(Engine):
             for name in ("count", "spent", "extra"):
                 getattr(t, name)[granted] += t.want[granted]
             t.stage[granted] += 1
-            t.may[granted] = answers.most(allocator, t.count[granted], t.stage[granted])
+            most = answers.most(allocator, t.count[granted], t.stage[granted])
+            t.may[granted] = np.minimum(t.may[granted] - t.want[granted], most)  # never more than others counted on
             if len(refused):
                 leave = np.isin(open_.submission, t.submission[refused])
                 self.tracker.open = open_.select(~leave)

@@ -74,7 +74,7 @@ class AeroRejection(Filter):
         wrong = groups.n - correct
         flat = groups.degenerate(self.facts.tolerance)
         mixed = ~flat & (correct > 0) & (wrong > 0)
-        low = mixed & (correct < config.tau * groups.n)
+        low = mixed & (groups.mean(hit) < config.tau)
 
         quota = np.stack([wrong, correct])  # rollouts to keep of each kind: incorrect, correct
         quota[0, low] = np.minimum(wrong, _share(config.k, correct))[low]

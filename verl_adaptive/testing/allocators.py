@@ -11,7 +11,8 @@ import numpy as np
 
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import CLOSE, HOLD, Allocator
-from verl_adaptive.testing.components import PROMPTS, PartConformance, pure, unchanged
+from verl_adaptive.roles.answers import most
+from verl_adaptive.testing.components import PROMPTS, PartConformance, everything, pure, unchanged
 
 
 @pure
@@ -31,29 +32,33 @@ class AllocatorConformance(PartConformance):
         rows = rng.permutation(PROMPTS)[: self.facts.batch]
         progress = self.progress(step)
         n = allocator.first(rows, None, progress)
-        progress.planned = int(n.sum())
+        limit = n + most(allocator, n, np.zeros(len(n), dtype=np.int64))
         rewards = [(rng.random(k) < rate).astype(float).tolist() for k in n]
         stage = [[0] * k for k in n]
         opened = np.arange(len(rows))
         answers, closed = [], []
         for _ in range(self.patience):
-            progress.round += 1
             groups = Groups.from_lists(
                 rows[opened], [rewards[i] for i in opened], stage=[stage[i] for i in opened], submission=opened.tolist()
             )
             more = allocator.review(groups, progress)
             assert more.shape == (len(opened),) and more.dtype == np.int64
             assert (more >= (HOLD if allocator.can_hold else CLOSE)).all()
-            alone = [allocator.review(groups.select(np.array([g])), progress)[0] for g in range(len(groups))]
-            assert more.tolist() == alone, "a review depends on the company that a group comes in"
+            before = everything(allocator)
+            for g in range(len(groups)):  # in an asynchronous trainer the counts are others each time
+                other = self.progress(step, kept=g, open=5 * g, planned=97 * g, round=g + 2)
+                alone = allocator.review(groups.select(np.array([g])), other)[0]
+                assert more[g] == alone, "a review depends on more than the group"
+            assert everything(allocator) == before, (
+                "review changes something: how often it is asked depends on who is back"
+            )
             answers.append(more.tolist())
             closed.append(groups.select(more == CLOSE))
-            progress.planned += int(np.maximum(more, 0).sum())
             for i, k in zip(opened, more, strict=True):
                 rewards[i] += (rng.random(max(k, 0)) < rate).astype(float).tolist()
                 stage[i] += [max(stage[i]) + 1] * max(k, 0)
+                assert len(rewards[i]) <= limit[i], "a group asks for more than most() said: a cap would not hold"
             opened = opened[more > 0]
-            progress.open = len(opened)
             if not len(opened):
                 break
         else:
@@ -69,6 +74,7 @@ class AllocatorConformance(PartConformance):
         for count in (0, 1, 7):
             n = allocator.first(np.arange(count), None, self.progress())
             assert n.shape == (count,) and n.dtype == np.int64 and (n >= 1).all()
+            assert allocator.fixed_size(self.facts.n) in (None, *n.tolist()) or not count, "fixed_size is not first's"
 
     def test_review_of_nothing(self) -> None:
         assert self.bound().review(Groups.empty(), self.progress(round=1)).shape == (0,)

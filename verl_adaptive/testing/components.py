@@ -61,6 +61,19 @@ class PartConformance:
         """The state of a step."""
         return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), **more)
 
+    def test_how_visits_are_shown_makes_no_difference(self) -> None:
+        """A prompt's second visit of a step counts in its columns, shown with the first or after it."""
+        rows = np.array([4, 0, 7, 2, 9, 1, 4, 2, 4])
+        visits = Groups.from_lists(rows, [[1.0] * (i % 5) + [0.0] * (4 - i % 5) for i in range(len(rows))])
+        straight, found = np.arange(len(rows)), []
+        for pieces in ([straight], np.split(straight, [3, 7]), np.split(np.argsort(rows, kind="stable"), straight[1:])):
+            made = self.bound()
+            for piece in pieces:
+                self.close(made, visits.select(piece), 1)
+            made.end_step(self.progress())
+            found.append({name: made.table.col(name).tobytes() for name in made.table.columns})
+        assert found[0] == found[1] == found[2]
+
     def close(self, made: Any, groups: Groups, step: int) -> None:
         """Closed groups go into the table and to the part, as in a step."""
         made.table.observe(groups, step, tolerance=self.facts.tolerance)
@@ -107,6 +120,11 @@ def _refused(clock: Callable[[], Any]) -> Callable[[], Any]:
 def _global_state() -> str:
     state = np.random.get_state(legacy=False)["state"]
     return f"{random.getstate()} {state['pos']} {state['key'].tolist()}"
+
+
+def everything(made: Any) -> str:
+    """What a part remembers: its state, and the table."""
+    return flat(made.state_dict()) + "".join(made.table.col(name).tobytes().hex() for name in made.table.columns)
 
 
 def through_files(state: dict[str, Any]) -> dict[str, Any]:

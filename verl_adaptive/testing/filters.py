@@ -13,8 +13,8 @@ import numpy as np
 
 from verl_adaptive.groups import Groups, success_by_default
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Filter, Verdict
-from verl_adaptive.testing.components import PROMPTS, PartConformance, pure, unchanged
+from verl_adaptive.roles import Verdict, answers
+from verl_adaptive.testing.components import PROMPTS, PartConformance, everything, pure, unchanged
 
 
 @pure
@@ -34,7 +34,7 @@ class FilterConformance(PartConformance):
         return super().progress(step, **{"round": 1, **more})
 
     def groups(self, seed: int = 0) -> Groups:
-        """Groups of many sizes and success rates; binary, continuous and constant rewards."""
+        """Groups of many sizes, success rates and lengths; binary, continuous and constant rewards."""
         rng = np.random.default_rng(seed)
         rows = rng.permutation(PROMPTS)
         sizes = rng.integers(1, 17, PROMPTS)
@@ -43,27 +43,16 @@ class FilterConformance(PartConformance):
             binary = (rng.random(n) < rng.random()).astype(float)
             rewards.append((binary, rng.random(n), np.zeros(n), np.ones(n), np.full(n, 0.4))[g % 5].tolist())
         success = [success_by_default(np.array(group)) for group in rewards]
-        return Groups.from_lists(rows.tolist(), rewards, success=success)
-
-    def check(self, made: Filter, groups: Groups, verdict: Verdict) -> None:
-        """A verdict's form."""
-        assert verdict.keep.shape == verdict.reason.shape == (len(groups),)
-        assert verdict.keep.dtype == bool
-        reason = verdict.reason[~verdict.keep]
-        assert ((reason >= 0) & (reason < len(made.reasons))).all(), "a group dropped without a reason"
-        if verdict.rollouts is not None:
-            assert verdict.rollouts.shape == (groups.rollouts,) and verdict.rollouts.dtype == bool
-            left = groups.sum(verdict.rollouts)[verdict.keep]
-            assert (left >= 1).all(), "a group kept without a rollout"
+        tokens = [np.rint(np.exp(rng.uniform(0, 10, n))).astype(int).tolist() for n in sizes]
+        return Groups.from_lists(rows.tolist(), rewards, success=success, tokens=tokens)
 
     # -- tests ----------------------------------------------------------------------------------------------
 
     def test_verdicts_are_complete(self) -> None:
         made = self.bound()
         for seed in range(5):
-            groups = self.groups(seed)
-            self.check(made, groups, made.decide(groups, self.progress()))
-        self.check(made, Groups.empty(), made.decide(Groups.empty(), self.progress()))
+            answers.decide(made, self.groups(seed), self.progress())
+        answers.decide(made, Groups.empty(), self.progress())
 
     def test_verdicts_repeat_and_leave_groups_alone(self) -> None:
         groups = self.groups()
@@ -77,16 +66,18 @@ class FilterConformance(PartConformance):
     def test_a_verdict_does_not_depend_on_company(self) -> None:
         if not self.per_group:
             return
-        groups = self.groups()
-        together = self.bound().decide(groups, self.progress())
+        groups, made = self.groups(), self.bound()
+        before = everything(made)
+        together = made.decide(groups, self.progress())
         mask = self.mask(groups, together)
         for g in range(len(groups)):
             one = groups.select(np.array([g]))
-            alone = self.bound().decide(one, self.progress())
+            alone = made.decide(one, self.progress(kept=g, open=5 * g, planned=97 * g, round=g + 2))
             assert alone.keep[0] == together.keep[g]
             if not alone.keep[0]:
                 assert alone.reason[0] == together.reason[g]
             np.testing.assert_array_equal(self.mask(one, alone), mask[groups.offsets[g] : groups.offsets[g + 1]])
+        assert everything(made) == before, "decide changes something: how often it is asked depends on who is back"
 
     def test_state_is_complete(self) -> None:
         made = self.bound()
