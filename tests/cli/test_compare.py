@@ -66,12 +66,12 @@ def test_runs_that_ended_early_are_told(arms, call, tmp_path) -> None:
     for name, steps in (("grpo", 20), ("solo", 3)):
         make_run(tmp_path / f"{name}-s4", run_id=f"p/{name}-s4", preset=name, steps=steps, seed=4, **parts)
     words = ("compare", f"grpo={tmp_path}/grpo-s*", f"solo={tmp_path}/solo-s*")
-    out, err = call(*words)[1:]
+    out, err = (" ".join(text.split()) for text in call(*words)[1:])
     assert "(3 seeds, significant)" in out and "seed 4: not compared" in out
     assert "solo-s4/adaptive has no validation after its first step: left out" in err
     (tmp_path / "solo-s4").rename(tmp_path / "old")
     make_run(tmp_path / "solo-s4", run_id="p/solo-s4", preset="solo", steps=12, seed=4, **parts)
-    assert "A run ended early: seed 4 at " in call(*words)[1]
+    assert "A run ended early: seed 4 at " in " ".join(call(*words)[1].split())
 
 
 def test_words_of_one_name_are_one_arm(arms, call) -> None:

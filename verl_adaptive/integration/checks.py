@@ -10,7 +10,7 @@ from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import ahead_of, has_critic, late_rewards, mode_of, replicas_of, stream_of
+from verl_adaptive.integration.facts import ahead_of, gpus_of, has_critic, late_rewards, mode_of, replicas_of, stream_of
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.roles import Allocator, Commits
 from verl_adaptive.simulate import preset_names
@@ -414,7 +414,7 @@ def _check_servers(config: Any, policy: Policy) -> None:
     )
     apart = (rollout.get("disaggregation") or {}).get("enabled", False)
     check(  # verl makes none then, and every rollout fails
-        apart or replicas_of(config) >= 1,
+        apart or replicas_of(config) >= 1 or not gpus_of(config),
         f"{key}.tensor_model_parallel_size",
         rollout.tensor_model_parallel_size,
         f"an engine of {key}.tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size GPUs needs more than "

@@ -93,18 +93,20 @@ def updates_of(config: Any) -> int:
     return int(config.data.train_batch_size) // int(actor.ppo_mini_batch_size) * int(actor.ppo_epochs)
 
 
-def replicas_of(config: Any) -> int:
-    """Inference engines (``LLMServerManager``): GPUs that generate over the GPUs of one; 0: not told by these.
+def gpus_of(config: Any) -> int:
+    """GPUs that generate: the rollout's in ``separate_async``, else the trainer's."""
+    where = config.actor_rollout_ref.rollout if mode_of(config) == "separate_async" else config.trainer
+    return int(where.n_gpus_per_node * where.nnodes)
 
-    ``sync`` and ``colocate_async`` generate on the trainer's GPUs, ``separate_async`` on those of the rollout.
-    """
+
+def replicas_of(config: Any) -> int:
+    """Inference engines (``LLMServerManager``): GPUs that generate over the GPUs of one; 0: not told by these."""
     rollout = config.actor_rollout_ref.rollout
     disaggregation = rollout.get("disaggregation")
     if disaggregation is not None and disaggregation.get("enabled", False):
         return 0  # prefill and decoding on engines of their own
-    where = rollout if mode_of(config) == "separate_async" else config.trainer
     one = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return int(where.n_gpus_per_node * where.nnodes // one)
+    return int(gpus_of(config) // one)
 
 
 def slots_of(config: Any) -> int:

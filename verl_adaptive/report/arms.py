@@ -214,9 +214,12 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
             raise AdaptiveError(f"{run.where} has no validation: give every run a trainer.test_freq")
     own = {run.id: set.intersection(*(set(one["metrics"]) for one in validations[run.id])) for run in runs}
     common = set.intersection(*own.values())
-    if not any(map(headline, _only(common, validations).values())):
+    shared = {
+        run: [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in common}} for one in found]
+        for run, found in validations.items()
+    }
+    if not headline(shared[runs[0].id]):
         raise AdaptiveError(_nothing_common(runs, own))
-    shared = _only(common, validations)
     out = Trials("", {}, [text for run in runs for text in run.missing()])
     for name, members in arms.items():
         seeds, out.arms[name] = _seeds(name, members) if len(runs) > len(arms) else [0], []
@@ -232,14 +235,6 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
         if not out.arms[name]:
             raise AdaptiveError(f"no run of {name} has a validation after its first step: {members[0].where}")
     return out
-
-
-def _only(names: set[str], validations: Mapping[str, Sequence[dict[str, Any]]]) -> dict[str, list[dict[str, Any]]]:
-    """The validations of each run, with these metrics of them."""
-    return {
-        run: [{**one, "metrics": {n: v for n, v in one["metrics"].items() if n in names}} for one in found]
-        for run, found in validations.items()
-    }
 
 
 def _nothing_common(runs: Sequence[Run], own: Mapping[str, set[str]]) -> str:
