@@ -148,3 +148,13 @@ def test_reinforce_ada_pos_draws_in_proportion_to_one_over_p() -> None:
     groups = run_step(engine, world, 1).groups
     drawn = np.bincount((groups.index // 400).astype(int), groups.n) / 400
     np.testing.assert_allclose(drawn, [10, 5, 2.5], rtol=0.1)
+
+
+def test_a_rate_that_is_a_bound_is_not_beyond_it() -> None:
+    """0.28 · 25 is a little more than 7, and 0.58 · 50 a little less than 29."""
+    seven = Groups.from_lists([0], [[1.0] * 7 + [0.0] * 18])
+    engine, _ = make_engine(filter={"name": "aero", "tau": 0.28}, n=25, M=1, batch=1)
+    assert engine.policy.filter.decide(seven, Progress(step=1, batch=1, draw=Draw(0, 1))).rollouts.all()
+    many = Groups.from_lists([0], [[1.0] * 29 + [0.0] * 21])
+    engine, _ = make_engine(allocator={"name": "aero", "u_res": 0.58, "n_explore": 50}, n=100, M=1, batch=1)
+    assert engine.policy.allocator.review(many, Progress(step=1, batch=1, draw=Draw(0, 1)))[0] > 0
