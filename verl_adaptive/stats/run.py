@@ -182,7 +182,7 @@ class Run:
             if self.last is not None or self.kind == "rollouts":
                 return table, None, flips
             steps = self.steps.column("step").to_numpy()
-            attempts = {stretch.about.get("id") for stretch in self._journal.live}
+            attempts = [stretch.about.get("id") for stretch in self._journal.live]
             return table, _retired(self._checkpoints(), int(steps.max(initial=0)), attempts, table), flips
 
     @cached_property
@@ -480,7 +480,7 @@ def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
 
 
 def _retired(
-    folder: str | None, last_step: int, attempts: set[Any], table: StatsTable
+    folder: str | None, last_step: int, attempts: list[Any], table: StatsTable
 ) -> tuple[int, int | None] | None:
     """A journal does not record what is retired; the newest snapshot of these attempts up to the last step does, and is marked."""
     if folder is None or not os.path.isdir(folder):
