@@ -150,9 +150,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     """Name → runs of each arm."""
-    found: dict[
-        tuple[str, int], list[Run]
-    ] = {}  # by a word and its place, or, with place 0, by the name that several may have
+    # by a word and its place; by a name, which several words may have, with place 0
+    found: dict[tuple[str, int], list[Run]] = {}
     for place, word in enumerate(args.arms, 1):
         match = None if os.path.exists(word) else re.fullmatch(r"([^=/]+)=(.+)", word)
         runs = open_runs(match[2] if match else word, identity=identity_from(args))

@@ -273,7 +273,7 @@ def _paths(files: Any) -> list[Path]:
 
 
 def _rows(files: Any) -> tuple[int | None, list[str]]:
-    """Rows of the training files, if all are here, and those that are not; ConfigError if they have no rows."""
+    """Rows of the training files, if all are here, and the files that are missing; ConfigError if there are no rows."""
     import pyarrow as pa
     import pyarrow.parquet as pq
 
