@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
@@ -324,6 +324,14 @@ def build_policy(config: AdaptiveConfig) -> Policy:
     )
     for part in policy:
         ask(part, "check_policy", policy, config)
+    cap, part = config.max_rollouts_per_step, policy.allocator
+    check(
+        cap is None or not part.tops_up or type(part).most is not Allocator.most,
+        "adaptive.max_rollouts_per_step",
+        cap,
+        f"{type(part).__name__} does not say how much its top-ups may take at most, so each prompt would wait for the one before; "
+        "define its most(), or use null",
+    )
     return policy
 
 

@@ -173,11 +173,11 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
         ({"a": (0.1, 0.05, 0.16)}, "For these prompts: plain grpo."),
         (
             {"a": (0.2,)},
-            "For these prompts: a, which learns 2.00 times as much per rollout as GRPO. One seed has no interval",
+            "Not told by one seed, in which a learns 2.00 times as much per rollout as GRPO: name at least three with --seeds.",
         ),
         (
             {"a": (0.05,)},
-            "For these prompts: plain grpo. The best preset, a, learns 0.50 times as much per rollout as GRPO.",
+            "Not told by one seed, in which a learns 0.50 times as much per rollout as GRPO",
         ),
     ],
 )

@@ -12,7 +12,7 @@ from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import ahead_of, gpus_of, has_critic, late_rewards, mode_of, replicas_of, stream_of
 from verl_adaptive.policy import KINDS, Policy
-from verl_adaptive.roles import Allocator, Commits
+from verl_adaptive.roles import Commits
 from verl_adaptive.simulate import preset_names
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
@@ -326,13 +326,6 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         "adaptive.max_rollouts_per_step",
         cap,
         f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
-    )
-    check(
-        cap is None or not policy.allocator.tops_up or type(policy.allocator).most is not Allocator.most,
-        "adaptive.max_rollouts_per_step",
-        cap,
-        f"{type(policy.allocator).__name__} does not say how much its top-ups may take at most, so each prompt would wait for the "
-        "one before; define its most(), or use null",
     )
     check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
         not policy.filter.may_leave_one or not advantage.centres or estimator in GROUP_RELATIVE,

@@ -73,12 +73,10 @@ class Merits:
         said = f"has {times} GRPO's signal per {self.unit}"
         if self.what == "learned":
             said = f"learns {times} as much per {self.unit} as GRPO"
+        if half is None:
+            return f"Not told by one seed, in which {first} {said}: name at least three with --seeds."
         if mean <= 1:
             return f"For these prompts: plain grpo. The best preset, {first}, {said}."
-        if half is None:
-            return (
-                f"For these prompts: {first}, which {said}. One seed has no interval: name at least three with --seeds."
-            )
         if not significant([ratio - 1 for ratio in self.ratios[first]]):
             return f"For these prompts: plain grpo. The best preset, {first}, {said}: not significantly more."
         level = [p for p in others if not self._better(first, p)]
