@@ -87,7 +87,10 @@ def test_the_trainings_do_without_an_asynchronous_trainer_that_failed() -> None:
 
     def selftest(*failed: str, finished: bool = True) -> dict:
         names = ("plain verl", "greso, SIGKILL, resume", "solo in colocate_async", "greso in separate_async")
-        return {"finished": finished, "items": [{"name": n, "findings": ["wrong"] * (n in failed)} for n in names]}
+        items = [
+            suite.Item(n, findings=["wrong"] * (n in failed), mode=n.partition(" in ")[2] or "sync") for n in names
+        ]
+        return suite.Report({}, {}, items=items, finished=finished).as_json()
 
     assert hour.synchronous(selftest()) and hour.synchronous(selftest("greso in separate_async"))
     assert not hour.synchronous(selftest("greso, SIGKILL, resume", "greso in separate_async"))

@@ -56,6 +56,7 @@ class Item:
         checks: what was looked at.
         findings: what is wrong; empty: all is well.
         facts: numbers worth knowing.
+        mode: the trainer, `sync` where none ran.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Item:
     checks: list[str] = field(default_factory=list)
     findings: list[str] = field(default_factory=list)
     facts: dict[str, Any] = field(default_factory=dict)
+    mode: str = "sync"
 
 
 @dataclass
@@ -187,6 +189,7 @@ def examine(
     env = on_platform(env, gpus)
 
     def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
+        item.mode = mode
         where = folder / "runs" / item.name.removeprefix("+adaptive=").replace(" ", "-")
         shutil.rmtree(where, ignore_errors=True)
         every = -1 if mode != "sync" and compat.queue_lacks() else STEPS  # rows in the queue that it could not save
