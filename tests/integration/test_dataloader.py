@@ -41,7 +41,19 @@ def test_a_gated_stream_reads_what_is_admitted_and_nothing_else():
     assert rows.read == []
     admitted = seen[::5].tolist()
     assert [stream.item(i)["number"] for i in admitted] == admitted == rows.read
+
+
+def test_a_row_is_read_once_while_its_group_is_open():
+    rows = Rows()
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=8, workers=0)
+    first, second = stream.take(8)[:2].tolist()
+    for living in ([first, second], [first], [first]):  # a top-up in each of three steps
+        assert stream.item(first)["number"] == first
+        stream.forget(living)
+    assert len(rows.read) == 8 and list(stream.held) == [first]
+    assert stream.item(second)["number"] == second and len(rows.read) == 9
     stream.forget()
+    assert not stream.held
 
 
 def test_whole_batches_are_read_ahead_once():

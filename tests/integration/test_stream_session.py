@@ -189,7 +189,7 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
     for part in (p for parts in other.queue._parts.values() for p in parts if p.uid in again):
         submission = next(t for t, parts in other.queue._parts.items() if part in parts)
-        number = int(other.prompts[submission]["number"])
+        number = int(other.stream.item(other.engine.living[submission])["number"])
         tag = {"is_prompt": True, "status": "pending", "global_steps": other.step}
         tq.kv_batch_put(keys=[part.uid], partition_id="train", tags=[tag])
         second.jobs.append((part.uid, part.n, number, 7))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -76,6 +76,7 @@ class DataloaderPrompts:
 
     Attributes:
         loader: the dataloader; verl checkpoints it.
+        held: rows that have been read, by position: of open groups, for their top-ups, and what was read ahead in the step.
     """
 
     def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:
@@ -91,7 +92,7 @@ class DataloaderPrompts:
             sampler=sampler,
         )
         self._iterator: Iterator | None = None
-        self._waiting: dict[int, dict] = {}
+        self.held: dict[int, dict] = {}
 
     def take(self, count: int) -> np.ndarray:
         """Next positions, at least ``count`` of them; whole fetches, so perhaps more."""
@@ -100,7 +101,7 @@ class DataloaderPrompts:
             for index, item in self._fetch():
                 taken.append(index)
                 if item is not None:
-                    self._waiting[index] = item
+                    self.held[index] = item
         return np.array(taken, dtype=np.int64)
 
     def _fetch(self) -> list[tuple[int, dict | None]]:
@@ -113,13 +114,14 @@ class DataloaderPrompts:
             return next(self._iterator)
 
     def item(self, index: int) -> dict:
-        """The row at a position: the one already read, or read now (gated, after a resume, for a top-up, from a pool)."""
-        found = self._waiting.pop(index, None)
-        return self.dataset[index] if found is None else found
+        """The row at a position: the one already read, or read now (gated, after a resume, from a pool)."""
+        if index not in self.held:
+            self.held[index] = self.dataset[index]
+        return self.held[index]
 
-    def forget(self) -> None:
-        """Drop rows that were read and turned away."""
-        self._waiting.clear()
+    def forget(self, living: Collection[int] = ()) -> None:
+        """A step is over: drop the rows that were read but for those at these positions."""
+        self.held = {index: self.held[index] for index in set(living) & self.held.keys()}
 
 
 def refuse_own_numbers(columns: Iterable[str]) -> None:

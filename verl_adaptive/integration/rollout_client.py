@@ -73,7 +73,6 @@ class RolloutClient(Generic[E]):
 
     Attributes:
         queue: what TransferQueue holds.
-        prompts: submission → the data row, kept while the group is open.
         batch: of the step, or of the mini-step, that trains.
     """
 
@@ -82,7 +81,6 @@ class RolloutClient(Generic[E]):
         advantage = engine.policy.advantage
         alone = not (advantage.needs_groups or advantage.centres)
         self.queue = Queue(engine.config, alone=alone, late=handles.late)
-        self.prompts: dict[int, dict] = {}
         self.batch: Batch  # once it is complete
         self._looked = 0.0  # what the latest look that found something cost
         self._all_failed: list[int] = []  # groups of the latest looks in which every group failed
@@ -101,9 +99,7 @@ class RolloutClient(Generic[E]):
             requests.stage.tolist(),
             strict=True,
         ):
-            if submission not in self.prompts:
-                self.prompts[submission] = self.stream.item(index)
-            item = self.prompts[submission]
+            item = self.stream.item(index)
             items.append(item)
             whole = self.handles.single_turn and item.get("agent_name", SINGLE_TURN) == SINGLE_TURN
             uids.append(self.queue.ask(submission, str(uuid.uuid4()), n, stage, whole=whole))
@@ -143,25 +139,13 @@ class RolloutClient(Generic[E]):
         timeout.restart()
         return results
 
-    def close(self, submissions: list[int]) -> None:
-        """These groups are done with."""
-        self.queue.close(submissions)
-        self.forget(submissions)
-
-    def forget(self, submissions: list[int]) -> None:
-        """Drop these groups' prompts."""
-        for submission in submissions:
-            self.prompts.pop(submission, None)
-
     def state_dict(self) -> dict:
         """Which rows belong to groups that outlive a step; the rows themselves are in TransferQueue's own checkpoint."""
         return self.queue.state_dict()
 
     def load_state_dict(self, state: dict) -> None:
         """Take these groups up after a restart; see :meth:`.queue.Queue.load_state_dict`."""
-        living = self.engine.living
-        self.queue.load_state_dict(state, living)
-        self.prompts = {submission: self.stream.item(index) for submission, index in living.items() if index >= 0}
+        self.queue.load_state_dict(state, self.engine.living)
 
     def pause(self) -> None:
         """Pause between two polls that both found results, so that a trickle of results does not keep the driver busy."""

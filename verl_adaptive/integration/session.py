@@ -106,7 +106,7 @@ class Session(RolloutClient[Engine]):
                 self.timings.back(len(results))
                 self.timings.load(self.queue.under_way)
             requests = engine.receive(results)
-            self.close(engine.never_trains().tolist())
+            self.queue.close(engine.never_trains().tolist())
             self.send(requests)
             if not engine.decided:
                 self.pause()
@@ -120,8 +120,8 @@ class Session(RolloutClient[Engine]):
         self.batch = self.queue.take_batch(engine.finish())
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
         living = engine.living
-        self.close([t for t in [*self.queue.submissions, *self.prompts] if t not in living])
-        self.stream.forget()
+        self.queue.close([t for t in self.queue.submissions if t not in living])
+        self.stream.forget(living.values())
         return self.batch
 
     def finish(self) -> StepResult:

@@ -37,14 +37,13 @@ class StreamSession(RolloutClient[AsyncEngine]):
         if not len(result.groups):
             raise NothingLeft(result.note)
         self.batch = self.queue.take_batch(result)
-        self.forget(result.groups.submission.tolist())
         return self.batch
 
     def finish(self) -> StepResult:
         """The account of the step whose batches have been taken."""
         result = self.engine.finish()
-        self.close(result.groups.submission[~result.trained].tolist())
-        self.stream.forget()
+        self.queue.close(result.groups.submission[~result.trained].tolist())
+        self.stream.forget(self.engine.living.values())
         return result
 
     def wait_for(self, count: int) -> int:
@@ -86,6 +85,6 @@ class StreamSession(RolloutClient[AsyncEngine]):
             if results is None:
                 continue
             self.send(self.engine.receive(results))
-            self.close(self.engine.never_trains().tolist())
+            self.queue.close(self.engine.never_trains().tolist())
             if not enough():
                 self.pause()
