@@ -382,11 +382,11 @@ class AsyncEngine(Engine):
             self.tracker.closed.append(stale)
 
     def _spare(self) -> np.ndarray:
-        """int64: submissions of groups that this step dropped and could train on after all, those with variance first, oldest
-        first. A group that is too old is none, whatever else it was dropped for: the threshold is verl's word."""
+        """int64: submissions of groups that this step dropped and could train on after all, in the order of the tracker's
+        ``spare``. One that is too old is none, whatever else it was dropped for: the threshold is verl's word."""
         dropped = Closed.concat(self.tracker.closed)
-        spare = dropped.groups.select(dropped.usable & ~self._too_old(dropped.groups.submission))
-        return spare.submission[np.lexsort((spare.submission, spare.degenerate(self.facts.tolerance)))]
+        young = dropped.select(~self._too_old(dropped.groups.submission))
+        return young.groups.submission[self.tracker.spare(young)]
 
     def never_trains(self) -> np.ndarray:
         dropped = Closed.concat(self.tracker.closed)

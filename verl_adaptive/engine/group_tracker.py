@@ -81,7 +81,7 @@ class GroupTracker:
         known = np.isin(results.submission, self.open.submission)
         self.cut = results.submission[known & (results.lost > 0)]
         if not known.any():
-            return results.sorted()
+            return results
         waiting = np.isin(self.open.submission, results.submission)
         joined = self.open.select(waiting).merge(results.select(known))
         self.open = self.open.select(~waiting)
@@ -143,15 +143,17 @@ class GroupTracker:
             self.table.observe(groups, self.progress.step, tolerance=self.facts.tolerance)
 
     def never_trains(self, closed: Sequence[Closed]) -> np.ndarray:
-        """int64: submissions of groups closed in this step on which no batch of it can fall back (:meth:`batch`).
-
-        Of those that were dropped the B best could still be wanted, those with variance first, the oldest first.
-        """
+        """int64: submissions of groups closed in this step on which no batch of it can fall back: of :meth:`spare` ones it may
+        still want as many as a batch."""
         every = Closed.concat(closed)
-        out = every.groups.submission[~(every.trained | every.usable)]
-        spare = every.groups.select(every.usable)
-        best = np.lexsort((spare.submission, spare.degenerate(self.facts.tolerance)))
-        return np.concatenate([out, spare.submission[best[self.facts.batch :]]])
+        needed = every.trained
+        needed[self.spare(every)[: self.facts.batch]] = True
+        return every.groups.submission[~needed]
+
+    def spare(self, closed: Closed) -> np.ndarray:
+        """int64: positions of dropped groups that a batch could fall back on: those with variance first, the oldest first."""
+        at = np.flatnonzero(closed.usable)
+        return at[np.lexsort((closed.groups.submission[at], closed.groups.degenerate(self.facts.tolerance)[at]))]
 
     # -- a step's end ---------------------------------------------------------------------------------------
 
@@ -173,11 +175,10 @@ class GroupTracker:
         if short and config.on_exhausted == "raise":
             raise Exhausted(note)
         if (short and config.on_exhausted == "relax") or len(kept) == 0:
-            spare = np.flatnonzero(closed.usable)
+            spare = self.spare(closed)
             if len(kept) == 0 and len(spare) == 0:
                 raise Exhausted(note or self.shortage(0, rounds))
-            flat = groups.degenerate(self.facts.tolerance)[spare]
-            fill = spare[np.argsort(flat, kind="stable")][: size - len(kept)]
+            fill = spare[: size - len(kept)]
             outcome[fill] = "trained"
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
             kept = np.flatnonzero(outcome == "trained")
