@@ -185,6 +185,22 @@ class PromptSource:
             return index
         return np.asarray(self.source.take(count), dtype=np.int64)
 
+    def used(self, candidates: int, read: np.ndarray, decided: int, passed: np.ndarray) -> None:
+        """A step is over that used so many candidates, those of the queue first.
+
+        Args:
+            candidates: all of them.
+            read: int64, what the step read from the stream.
+            decided: how many of these lie before or at the last candidate; about the others the next step asks again.
+            passed: bool, what the gate said of the first of them; the others it was not asked about.
+        """
+        queued = min(candidates, len(self.queue))
+        self.queue, self.ahead = self.queue[queued:], np.concatenate([read[decided:], self.ahead])
+        self.position += decided
+        self.skipped = decided - (candidates - queued)
+        passed = passed[:decided]
+        self.sampler.decided(self.row_of[read[: len(passed)]], passed)
+
     # -- state ----------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict:
@@ -241,8 +257,7 @@ class CandidateQueue:
         self.index, self.row, self.planned = _NONE, _NONE, _NONE
         self.ended = ""
         self._end = _NONE  # per candidate: stream positions decided about once it is
-        self._raw: list[int] = []  # read from the stream in this step, in order
-        self._seen = 0  # how many these are
+        self._raw = _NONE  # read from the stream in this step, in order
         self._passed = np.zeros(0, dtype=bool)  # of these, what the gate said about those that it was asked about
         self._lap = 0  # first candidate of the lap: within one, no prompt comes twice
         self._dry = 0  # positions since the last candidate
@@ -276,18 +291,9 @@ class CandidateQueue:
 
     def commit(self, committed: int) -> None:
         """The step is over: the first ``committed`` candidates were used, the rest goes back to the stream."""
-        prompts = self._prompts
-        if prompts.picks:
-            return
-        queued = int((self._end == 0).sum())
-        prompts.queue = prompts.queue[min(committed, queued) :]
-        used = int(self._end[committed - 1]) if committed else 0
-        # What the gate turned away before the last candidate is decided about; after it, the next step asks again.
-        prompts.skipped = used - max(0, committed - queued)
-        prompts.position += used
-        asked = min(used, len(self._passed))
-        prompts.sampler.decided(prompts.row_of[np.array(self._raw[:asked], dtype=np.int64)], self._passed[:asked])
-        prompts.ahead = np.concatenate([np.array(self._raw[used:], dtype=np.int64), prompts.ahead])
+        if not self._prompts.picks:
+            decided = int(self._end[committed - 1]) if committed else 0
+            self._prompts.used(committed, self._raw, decided, self._passed)
 
     # -- growing --------------------------------------------------------------------------------------------
 
@@ -322,7 +328,7 @@ class CandidateQueue:
         prompts = self._prompts
         rows_wanted = count - len(self)
         size = prompts.source.size
-        unseen = self._seen - MAX_PASSES * size
+        unseen = len(self._raw) - MAX_PASSES * size
         gated = unseen < 0
         if unseen == 0:
             # Nothing at all to train on: rather than end the run by surprise, the step goes ungated.
@@ -338,18 +344,17 @@ class CandidateQueue:
         # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
         most = min(rows_wanted, size - self._dry % size)
         if gated:
-            most = min(most, MAX_PASSES * size - self._seen)
+            most = min(most, -unseen)
         index = prompts.pull(most)
         if len(index) > most:  # the source gives whole batches
             prompts.ahead = np.concatenate([index[most:], prompts.ahead])
             index = index[:most]
-        position = prompts.position + self._seen + np.arange(len(index), dtype=np.int64)
-        self._raw += index.tolist()
-        self._seen += len(index)
+        place = len(self._raw) + np.arange(len(index), dtype=np.int64)
+        self._raw = np.concatenate([self._raw, index])
         rows = prompts.row_of[index]
         passed = np.ones(len(index), dtype=bool)
         if gated:
-            passed = answers.admit(prompts.sampler, rows, position, self._progress).copy()
+            passed = answers.admit(prompts.sampler, rows, prompts.position + place, self._progress).copy()
             self._passed = np.concatenate([self._passed, passed])
         fresh = ~np.isin(rows, self._busy if prompts.sampler.whole_batches else self._taken())
         if not prompts.sampler.whole_batches:
@@ -357,8 +362,7 @@ class CandidateQueue:
         self._repeats |= bool((passed & ~fresh).any())
         passed = passed & fresh
         self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
-        ends = self._seen - len(index) + np.arange(1, len(index) + 1, dtype=np.int64)
-        self._add(index[passed], ends[passed])
+        self._add(index[passed], place[passed] + 1)
 
 
 def fills(room: int, planned: np.ndarray | None) -> bool:
