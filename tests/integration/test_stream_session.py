@@ -222,7 +222,7 @@ def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypat
         before.ask(0, "a", 1, stage)
         part = before._parts[0][-1]
         before._waited_for(part)
-        part.back, part.sessions, part.tags = True, [sessions] * len(sessions), [rows["a_0_0"]] * len(sessions)
+        part.sessions, part.tags = [sessions] * len(sessions), [rows["a_0_0"]] * len(sessions)
     after.load_state_dict(before.state_dict(), [0])
     assert after.under_way == before.under_way == 0 and after.expected() == before.expected() == 3
 

@@ -47,7 +47,6 @@ class Part:
         n, stage: its rollouts, and how many requests of the group came before it.
         sessions: once it is back, each a list of row keys (outputs in order).
         tags: of all these rows.
-        back: it has been collected.
         whole: verl's agent loop of one turn has it: a session leaves one row, and every response token counts in the loss.
         seen: keys of its rows so far, in any order, while it is waited for.
     """
@@ -57,7 +56,6 @@ class Part:
     stage: int
     sessions: list[list[str]] = field(default_factory=list)
     tags: list[dict] = field(default_factory=list)
-    back: bool = False
     whole: bool = False
     seen: list[str] = field(default_factory=list)
 
@@ -298,7 +296,6 @@ class Queue:
         living = iter(alive.tolist())
         rows = iter(zip(tags, np.repeat(alive, outputs).tolist(), strict=True))
         for part, sessions in zip(parts, found, strict=True):
-            part.back = True
             part.sessions = list(compress(sessions, islice(living, len(sessions))))
             part.tags = [tag for tag, lives in islice(rows, sum(map(len, sessions))) if lives]
 
@@ -434,7 +431,7 @@ class Queue:
     def state_dict(self) -> dict:
         """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
         return {
-            str(submission): [[p.uid, p.n, p.stage, p.sessions, p.back] for p in parts]
+            str(submission): [[p.uid, p.n, p.stage, p.sessions, p.uid not in self._waiting] for p in parts]
             for submission, parts in self._parts.items()
         }
 
@@ -444,11 +441,8 @@ class Queue:
         AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.
         """
         known = set(living)
-        self._parts = {
-            int(t): [Part(u, n, s, x, back=back) for u, n, s, x, back in parts]
-            for t, parts in state.items()
-            if int(t) in known
-        }
+        saved = {int(t): parts for t, parts in state.items() if int(t) in known}
+        self._parts = {t: [Part(*about) for *about, _ in parts] for t, parts in saved.items()}
         rows = self.clear_strays()
         reviewed = {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
         lost = reviewed - rows.keys()
@@ -456,8 +450,9 @@ class Queue:
             raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
         for part in (part for parts in self._parts.values() for part in parts):
             part.tags = [rows[key] for outputs in part.sessions for key in outputs]
-        self._waiting = {p.uid: p for parts in self._parts.values() for p in parts if not p.back}
-        self._asked = sum(p.n for parts in self._parts.values() for p in parts if not p.back)
+        back = {uid for parts in saved.values() for uid, *_, back in parts if back}
+        self._waiting = {p.uid: p for parts in self._parts.values() for p in parts if p.uid not in back}
+        self._asked = sum(part.n for part in self._waiting.values())
         self._arrived = 0
         self._listed, self.listed_at = {}, -math.inf
 

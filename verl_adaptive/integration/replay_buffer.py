@@ -31,22 +31,21 @@ class AdaptiveReplayBuffer(ReplayBuffer):
                 "`verl-adaptive doctor` (VERL_USE_EXTERNAL_PLUGINS must not leave it out)",
             )
         super().__init__(**kwargs)
-        self.session: Session | StreamSession | None = None
+        self.session: Session | StreamSession  # from the trainer, when it has its data set
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
-        if partition_id != PARTITION or self.session is None:
-            if self.session is not None:
-                self.session.wait_for_partition(partition_id, batch_size)
+        if partition_id != PARTITION:
+            self.session.wait_for_partition(partition_id, batch_size)
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        if isinstance(self.session, Session) and self.session.late:
+        if isinstance(self.session, Session) and self.session.handles.late:
             keys, tags = self.session.generated()
             return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), {}
         return self._batch(self.session), {}
 
     def judged(self, batch: KVBatchMeta) -> KVBatchMeta:
         """What trains of a step whose rollouts have their rewards by now; other batches stay as they are."""
-        if batch.partition_id != PARTITION or self.session is None:
+        if batch.partition_id != PARTITION:
             return batch
         made = self._batch(self.session)
         made.extra_info = batch.extra_info
@@ -63,18 +62,18 @@ class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
     It counts prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
     """
 
-    session: StreamSession | None
+    session: StreamSession
     groups_per_prompt: int = 1
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
         """Groups that are ready, or back and not reviewed, in prompts of a batch."""
-        if partition_id != PARTITION or self.session is None:
+        if partition_id != PARTITION:
             return super().get_sampleable_count(global_steps, partition_id)
         return self.session.sampleable() // self.groups_per_prompt
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
         """Review what comes back until ``target_count`` prompts' groups are ready."""
-        if partition_id != PARTITION or self.session is None:
+        if partition_id != PARTITION:
             return super().wait_for_sampleable(global_steps, partition_id, target_count)
         self.session.wait_for(target_count * self.groups_per_prompt)
         return set(), {}

@@ -47,7 +47,7 @@ class Session(RolloutClient[Engine]):
         """
         waiting = self._unsent if requests is None else Requests.join([self._unsent, requests])
         self._unsent, limit = Requests.none(), self.handles.row_limit
-        if limit is not None and not self.late and len(waiting):
+        if limit is not None and not self.handles.late and len(waiting):
             need = np.cumsum(1 + np.ceil(waiting.n * self.queue.outputs))
             fits = int(np.searchsorted(need, limit - self.queue.expected(), side="right"))
             if fits or len(self.engine.flight) > len(waiting):
@@ -60,13 +60,10 @@ class Session(RolloutClient[Engine]):
         flight = self.engine.flight
         return flight.select(~np.isin(flight.submission, self._unsent.submission))
 
-    @property
-    def late(self) -> bool:
-        """Rewards come when all rollouts are there: :meth:`generated` has to come before :meth:`complete`."""
-        return self.handles.late
-
     def generated(self) -> tuple[list[str], list[dict]]:
         """Wait for all rollouts of the step; keys and tags of their rows, which have no rewards yet.
+
+        Where rewards are late this comes before :meth:`complete`.
 
         AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or no rollout left a row.
         """
@@ -102,7 +99,7 @@ class Session(RolloutClient[Engine]):
             if results is None:
                 self.timings.load(self.queue.under_way, self.queue.listed_at)
                 continue
-            if not self.late:
+            if not self.handles.late:
                 self.timings.back(len(results))
                 self.timings.load(self.queue.under_way)
             requests = engine.receive(results)
@@ -115,7 +112,7 @@ class Session(RolloutClient[Engine]):
             asked = sent.rollouts
             done = self._abort(self.queue.drop(sent))
             engine.abandon(min(done.rollouts, asked), done.tokens)  # one may end between two counts
-        if not self.late:
+        if not self.handles.late:
             self.timings.end()
         self.batch = self.queue.take_batch(engine.finish())
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
