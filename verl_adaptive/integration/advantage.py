@@ -96,8 +96,7 @@ def _estimate(
 
 
 def register_estimator(part: type[Advantage]) -> None:
-    """Register the estimator of an advantage role with verl, if it names one."""
+    """Register the estimator that an advantage role names with verl."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
-    if part.estimator is not None:
-        register_adv_est(part.estimator)(_estimate)
+    register_adv_est(part.estimator)(_estimate)

@@ -27,6 +27,7 @@ from verl_adaptive.integration.facts import has_critic, identity_of
 from verl_adaptive.integration.resume import resume_of
 from verl_adaptive.integration.run_plan import STAND_IN, RunPlan
 from verl_adaptive.simulate.worlds import WorldPrompts
+from verl_adaptive.stats import warm_start
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
@@ -331,8 +332,6 @@ def _warm_start(plan: RunPlan) -> int:
 
     ConfigError: it cannot be read.
     """
-    from verl_adaptive.stats import warm_start
-
     source, nobody = plan.adaptive.warm_start, StatsTable()
     assert source is not None
     nobody.rows_for(np.zeros(1, dtype=KEY_DTYPE))

@@ -15,8 +15,6 @@ import wrapt
 
 from verl_adaptive.integration import guard, sglang
 
-__all__: list[str] = []
-
 #: verl imports this module in the driver only, right before it looks a trainer up.
 _DRIVER_MODULE = "verl.trainer.ppo.v1.trainer_sync"
 

@@ -33,6 +33,7 @@ from verl_adaptive.stats import (
     first_difference,
     read_snapshot,
     repeated_rows,
+    warm_start,
     write_snapshot,
 )
 from verl_adaptive.stats.atomic import sync_directory, write_file
@@ -80,7 +81,10 @@ class RunStore:
         self._no_warm_start: Exception | None = None
         if adaptive.warm_start is not None:
             try:
-                self._warm_start(adaptive.warm_start, adaptive.warm_start_discount)
+                report = warm_start(
+                    self.table, adaptive.warm_start, discount=adaptive.warm_start_discount, **plan.results
+                )
+                self.origin = f"warm start from {report.source}: {report}"
             except (AdaptiveError, OSError, ValueError) as error:
                 self._no_warm_start = error  # a snapshot does not need it: see check_start
         self.journal = self._open_journal()
@@ -116,18 +120,6 @@ class RunStore:
         conflicts = len(np.unique(self.keys)) - len(np.unique(questions))
         if conflicts:
             logger.warning("training set: %d prompts appear again with a different ground truth", conflicts)
-
-    def _warm_start(self, source: str, discount: float) -> None:
-        from verl_adaptive.stats import warm_start
-
-        report = warm_start(
-            self.table,
-            source,
-            discount=discount,
-            **self.plan.results,
-        )
-        self.origin = f"warm start from {report.source}: {report}"
-        logger.info("%s", self.origin)
 
     def check_start(self) -> None:
         """Whether the run can begin, or go on, with what is there: asked before a model is loaded.
