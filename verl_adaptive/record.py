@@ -358,26 +358,24 @@ def _header(folder: Path) -> dict[str, Any]:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
 
 
-def load_engine(folder: Path, source: PromptStream) -> Engine:
-    """The engine of an attempt as it was when the attempt began.
+def _load_engine(folder: Path, events: Iterator[tuple[int, dict[str, Any]]]) -> Engine:
+    """The engine of an attempt as it was when the attempt began, on the stream of its events.
 
-    Raises:
-        RecordError: the header is missing, damaged, of another version, or holds what no run has written.
+    RecordError: the header is missing, damaged, of another version, or holds what no run has written.
     """
     path, header = folder / HEADER, _header(folder)
     try:
         config = AdaptiveConfig.from_mapping(header["adaptive"])
         facts = RunFacts(**header["facts"])
         mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
-        skip_zero, group_relative = bool(header["skip_zero"]), header["group_relative"]
+        skip_zero, group_relative = bool(header["skip_zero"]), bool(header["group_relative"])
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
     table, state, _ = read_snapshot(folder / START)
     try:
         policy = build_policy(config)
-        if group_relative is not None:
-            policy.advantage.group_relative = group_relative
-        row_of = np.asarray(state["row_of"], dtype=np.int64)
+        policy.advantage.group_relative = group_relative
+        row_of, source = np.asarray(state["row_of"], dtype=np.int64), _Script(events, int(state["engine"]["size"]))
         engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
         engine.load_state_dict(state["engine"])
     except _STRANGE as error:
@@ -399,8 +397,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
     if not path.is_file():
         raise RecordError(f"{path} does not exist; a record is written by a run with adaptive.record=true")
     events = _events(path)
-    size = int(np.asarray(read_snapshot(folder / START)[1]["row_of"]).size)
-    engine = load_engine(folder, _Script(events, size))
+    engine = _load_engine(folder, events)
     report = ReplayReport(folder.name, planned=engine.facts.steps)
     step = 0
     for number, event in events:

@@ -7,13 +7,15 @@ import os
 import re
 import shutil
 
+import numpy as np
 import pytest
 
 from tests.stats.mounts import tmpfs
-from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from tests.world import Arrivals, World, config_of, engine_of, make_engine, make_stream_engine, run_step
+from verl_adaptive import Sampler
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.record import Recorder, _seed
+from verl_adaptive.record import Recorder, _seed, replay
 from verl_adaptive.stats import read_snapshot, write_snapshot
 
 POLICY = ("greso", "fixed", "informative", "verl")
@@ -48,6 +50,28 @@ def test_a_record_and_one_attempt_of_it(call, tmp_path, stream):
     (found,) = json.loads(out)
     assert status == 0 and found["identical"] and found["steps"] == 2 and len(found["ledgers"]) == 2
     assert found["rollouts"] == sum(ledger["rollouts"]["generated"] for ledger in found["ledgers"])
+
+
+class Later(Sampler):
+    """From one and a quarter passes on every second prompt."""
+
+    name, whole_batches = "later", True
+
+    def admit(self, rows, position, progress):
+        return (progress.epoch < 1.25) | (position % 2 == 0)
+
+
+def test_a_pass_is_as_long_as_it_was_in_the_run(tmp_path):
+    """verl drops the last incomplete batch of a pass, so that a pass is shorter than the data set."""
+    world = World(np.full(20, 0.5))
+    world.source.size = 16
+    engine = engine_of(config_of(sampler={"name": f"{__name__}:Later"}), world)
+    recorder = Recorder(tmp_path, engine)
+    for step in range(1, 9):
+        run_step(engine, world, step)
+    recorder.close()
+    report = replay(recorder.folder)
+    assert report.identical and report.steps == 8, report
 
 
 def rewrite(folder, change, *, seal: bool) -> None:
