@@ -9,6 +9,8 @@ from verl_adaptive.rng import Draw
 
 #: Prompts asked for beyond what the recent yield calls for, so that a second helping is rarely needed.
 OVER_ASK = 1.1
+#: Least yield that is reckoned with; a lower estimate would request far too much.
+LEAST_YIELD = 1 / 64
 
 
 @dataclass
@@ -56,7 +58,7 @@ class Progress:
         missing = max(0, self.need - self.open)
         if self.keep_rate is None:
             return missing
-        keep_rate = min(1.0, max(self.keep_rate, 1 / 64))
+        keep_rate = min(1.0, max(self.keep_rate, LEAST_YIELD))
         beyond = 1.0 + min(over_ask - 1.0, 1.0 - keep_rate)
         return math.ceil(beyond * missing / keep_rate - 1e-6)  # not one more for a rounding error
 

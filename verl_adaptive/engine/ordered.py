@@ -33,13 +33,12 @@ from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.prompt_source import CandidateQueue
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import OVER_ASK
+from verl_adaptive.progress import LEAST_YIELD, OVER_ASK
 from verl_adaptive.roles import HOLD, answers
 
 _FLIGHT, _ASKING, _KEPT, _OUT, _HELD = range(5)  # up to _KEPT it is still viable, from _KEPT on final
 _FRESH = 0.3  # weight of the latest step in the recent yield
 _GUESS = 0.5  # yield that is assumed before any group came back
-_LEAST_YIELD = 1 / 64  # a lower estimate would request far too much
 
 
 class _Submissions:
@@ -322,7 +321,7 @@ class OrderedEngine(Engine):
             return requests
         expected = np.full(len(requests), (tokens[known] / rollouts[known]).mean())
         expected[known] = tokens[known] / rollouts[known]
-        needed = round(self.facts.batch / min(1.0, max(self.keep_rate or 1.0, _LEAST_YIELD)))
+        needed = round(self.facts.batch / min(1.0, max(self.keep_rate or 1.0, LEAST_YIELD)))
         excess = np.arange(len(requests)) >= max(1, needed - (self._step.sent - len(requests)))
         return requests.select(np.lexsort((-expected, excess)))
 
@@ -365,7 +364,7 @@ class OrderedEngine(Engine):
         weight = self.facts.batch / 4
         resolved = t.amount(_OUT, _HELD) + kept + likely
         prior = _GUESS if self.keep_rate is None else self.keep_rate
-        share = max((kept + likely + prior * weight) / (resolved + weight), _LEAST_YIELD)
+        share = max((kept + likely + prior * weight) / (resolved + weight), LEAST_YIELD)
         expected = OVER_ASK * (self.facts.batch - kept - likely - share * (unresolved - likely)) / share
         return min(self._most, max(deficit, math.ceil(expected)))
 
