@@ -314,6 +314,27 @@ def test_the_loss_of_sao_is_the_papers():
     assert torch.allclose(new.grad, torch.tensor([[-1.0, -1.5, 0.5, 0.0, 0.0]]) / 5)
 
 
+@pytest.mark.parametrize("mode", ["token-mean", "seq-mean-token-mean"])
+@pytest.mark.parametrize("loss", ["reinforce", "ppo_clip"])
+def test_padding_with_a_token_of_no_advantage_changes_no_gradient_of_bypass_mode(defaults, steps, loss, mode):
+    """The loss fails on a micro batch of padding alone, which dynamic micro batches make where rows are long."""
+    correction = {"loss_type": loss, "rollout_is": "token", "rollout_is_threshold": "0.2_4.0"}
+    config = configured(defaults, actor_rollout_ref__actor__loss_agg_mode=mode)
+    config = configured(config, actor_rollout_ref__actor__policy_loss__loss_mode="bypass_mode")
+    OmegaConf.update(config, f"{KEY}.policy_loss.rollout_correction", correction, force_add=True)
+    step = steps[True]
+    rows = step.rows[:16]
+    alone = {**dict(rows[3]), "advantages": torch.zeros_like(rows[3]["advantages"])}
+    alone["loss_mask"] = alone["response_mask"] = torch.zeros_like(rows[3]["response_mask"])
+    whole = step.gradient([rows], config, sequences=16.0, dynamic=False).clone()
+    with pytest.raises(ValueError, match="at least one valid token"):  # passing means that no padding needs a token
+        step.gradient([[*rows, *[alone] * 4]], config, sequences=16.0, dynamic=False)
+    token = {**alone, "response_mask": alone["response_mask"].clone()}
+    token["response_mask"][0] = 1
+    padded = step.gradient([[*rows, *[token] * 4]], config, sequences=16.0, dynamic=False)
+    assert torch.allclose(padded, whole, rtol=1e-9, atol=1e-12) and whole.abs().max() > 1e-5
+
+
 @pytest.mark.parametrize("reward", [0.3, 0.7])
 def test_flat_rewards_have_an_advantage_in_float32_and_none_with_us(reward):
     """What docs/faq.md says of verl's GRPO."""

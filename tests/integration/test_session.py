@@ -36,6 +36,7 @@ from verl_adaptive.integration.abort import Aborted  # noqa: E402
 from verl_adaptive.integration.advantage import register_estimator, trajectory_rows  # noqa: E402
 from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
 from verl_adaptive.integration.layout import Layout  # noqa: E402
+from verl_adaptive.integration.minibatches import StepState  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
 from verl_adaptive.integration.queue import Queue  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
@@ -406,6 +407,39 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
     assert all(torch.equal(a, b) for a, b in zip(alone, mixed[count:], strict=True)) and any(a.any() for a in alone)
     assert all(torch.equal(row, torch.zeros(1)) for row in mixed[:count])
     assert same == pytest.approx(metrics) and metrics["rollout_corr/training_ppl"] > 1.6
+    tq.kv_clear(keys=keys, partition_id="train")
+    clear(batch)
+
+
+@pytest.mark.parametrize(
+    ("words", "tokens"), [([], 1), (["actor_rollout_ref.actor.entropy_coeff=0.1"], 0), (None, 0)], ids=str
+)
+def test_padding_has_a_token_where_the_loss_would_fail_without_one(queue, words, tokens):
+    """``sao``'s loss ends the run at a micro batch of padding alone; an entropy bonus would act on the token."""
+    session = session_of(Workers(tool=False))
+    batch = batch_of(session)
+    bypass = "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode"
+    trainer = trainer_of(session, *([] if words is None else [bypass, *words]))
+    real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+    row, tag = trainer._padding_row(real)
+    row.setdefault("position_ids", torch.arange(tag["seq_len"]))  # as every row of verl's has
+    assert (tag["seq_len"] == min(t["seq_len"] for t in batch.tags)) == bool(tokens) and tag["is_padding"]
+    keys, tags = trainer._padding(real, np.zeros(2, bool), row, tag)
+    sent = {}
+
+    def update_actor(rows: KVBatchMeta):
+        names = ["response_mask", "loss_mask"]
+        data = tq.kv_batch_get(keys=rows.keys, partition_id="train", select_fields=names)
+        sent.update({name: [int(mask.sum()) for mask in data[name]] for name in names})
+        return {"metrics": {"mfu": [0.0]}}
+
+    trainer.actor_rollout_wg = SimpleNamespace(update_actor=update_actor, _dispatch_info={"actor": [0]})
+    trainer.distillation_config = None
+    layout = Layout(np.arange(len(batch.keys)), 1, len(batch.keys), 1, 0, len(batch.keys), np.zeros(1, int), 1)
+    trainer._now = StepState([layout])
+    trainer._update_actor(KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags), {})
+    assert sent["response_mask"][:2] == [tokens] * 2 and sent["loss_mask"][:2] == [0, 0]
+    assert sent["response_mask"][2:] == sent["loss_mask"][2:] and min(sent["loss_mask"][2:]) > 0
     tq.kv_clear(keys=keys, partition_id="train")
     clear(batch)
 

@@ -151,20 +151,34 @@ class MinibatchMixin(_Trainer):
             passes |= {"critic": Pass(ranks, "critic", train, stages), "values": Pass(ranks, "none", infer, stages)}
         return passes
 
+    @property
+    def _padding_has_token(self) -> bool:
+        """Whether padding rows get a loss token, of advantage 0, for the actor's update.
+
+        The loss of ``bypass_mode`` fails on a micro batch without one, which dynamic micro batches make of padding where most rows
+        are longer than half a micro batch. It multiplies each token's term by its advantage; other losses do not.
+        """
+        actor = self.config.actor_rollout_ref.actor
+        correction = actor.policy_loss.get("rollout_correction") or {}
+        others = actor.use_kl_loss or actor.entropy_coeff or correction.get("rollout_is_batch_normalize", False)
+        return actor.policy_loss.get("loss_mode") == "bypass_mode" and not others
+
     def _padding_row(self, batch: KVBatchMeta) -> tuple[dict, dict]:
         """A row that weighs nothing, and its tag; two tokens long where nothing but text trains, under FSDP.
 
-        Where prompts have pictures, such a row may be the source itself: then the shortest of the batch.
+        Where prompts have pictures, or a token of it is looked at, such a row may be the source itself: then the shortest of the
+        batch.
         """
         every = self.config.actor_rollout_ref
         strategies = {every.actor.strategy, *([every.ref.strategy] if self.use_reference_policy else [])}
         if self.use_critic:
             strategies.add(self.config.critic.strategy)
         short = strategies <= {"fsdp", "fsdp2"} and self.processor is None
-        lengths = [0 if self.processor is None else tag["seq_len"] for tag in batch.tags]
+        copied = self._padding_has_token  # whose log-probs are those of an answer, for the loss's metrics
+        lengths = [tag["seq_len"] if copied or self.processor is not None else 0 for tag in batch.tags]
         at = int(np.argmin(lengths))
         source = tq.kv_batch_get(keys=[batch.keys[at]], partition_id=batch.partition_id)[0]
-        return padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short)
+        return padding_row(source, batch.tags[at], self.tokenizer.eos_token_id, short=short, copied=copied)
 
     def _padding(self, batch: KVBatchMeta, more: np.ndarray, row: dict, tag: dict) -> tuple[list[str], list[dict]]:
         """Keys and tags of padding rows, which are written; ``more``: which of them are longer (:attr:`Layout.longer`)."""
@@ -283,8 +297,21 @@ class MinibatchMixin(_Trainer):
             fields.append({"advantages": own * mask.float(), "returns": own * mask.float(), "response_mask": mask})
         tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict(fields))
 
+    def _give_padding_a_token(self, batch: KVBatchMeta) -> None:
+        """Let the loss look at the first token of padding rows, after the critic has been updated."""
+        keys = [key for key, tag in zip(batch.keys, batch.tags, strict=True) if tag.get("is_padding", False)]
+        if not keys:
+            return
+        masks = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=["response_mask"])
+        rows = [{"response_mask": mask.clone()} for mask in masks["response_mask"]]
+        for row in rows:
+            row["response_mask"][:1] = 1
+        tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows))
+
     def _update_actor(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
         layout = self._now.layout
+        if self._padding_has_token:
+            self._give_padding_a_token(batch)
         sizes = {
             "mini_batch_size": layout.minibatch_rows,
             # sequence means are over real sequences, each of the step's with the same weight

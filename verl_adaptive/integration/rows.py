@@ -13,7 +13,7 @@ from verl_adaptive.roles import Advantage
 EPSILON = 1e-6  # verl's, added to the standard deviation
 
 
-def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict, dict]:
+def padding_row(source: dict, tag: dict, eos: int, *, short: bool, copied: bool = False) -> tuple[dict, dict]:
     """A row that weighs nothing: verl's own, one of two tokens, or the source itself where it has pictures.
 
     verl's are 128 tokens long, which context parallelism needs; with a small model they can cost more than the data.
@@ -29,11 +29,12 @@ def padding_row(source: dict, tag: dict, eos: int, *, short: bool) -> tuple[dict
         eos: the token to fill with.
         short: two tokens; only where text alone trains under FSDP. A source whose positions have several axes
             (multimodal models) gets verl's length all the same.
+        copied: the source itself, whatever it has.
 
     Returns:
         The row and its tag.
     """
-    if "multi_modal_inputs" in source.keys() and source["multi_modal_inputs"]:  # noqa: SIM118  # a TensorDict, too
+    if copied or ("multi_modal_inputs" in source.keys() and source["multi_modal_inputs"]):  # noqa: SIM118  # a TensorDict, too
         return _masked(source, tag)
     row, tag = construct_minimal_padding_template(source, tag, eos)
     if not short or row["position_ids"].dim() != 1:
