@@ -356,6 +356,8 @@ def test_a_yield_of_nearly_all_asks_for_nearly_as_many_as_are_missing() -> None:
     for keep_rate, wanted in ((None, 100), (1.0, 100), (1 - 4e-16, 100), (0.99, 103), (0.9, 123), (0.5, 220)):
         progress.keep_rate = keep_rate
         assert progress.wanted() == wanted
+    progress.keep_rate = 0.95
+    assert progress.wanted(1.25) == 111  # 1.05 / 0.95, and not 1.25 / 0.95
 
 
 @pytest.mark.parametrize(

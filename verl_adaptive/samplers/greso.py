@@ -48,7 +48,7 @@ class Greso(SizedSampler):
 
     @dataclass
     class Config:
-        """Options; the defaults are the paper's.
+        """Options; the defaults are the paper's, but for ``round`` (:mod:`verl_adaptive.samplers.rounds`).
 
         Attributes:
             p_easy: p at the start; after z visits in a row that were all right a prompt is rolled out with probability p^z.

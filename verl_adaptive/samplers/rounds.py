@@ -3,7 +3,8 @@
 What DAPO's and GRESO's codes call a round, a rollout batch of its own size, is here how much is asked for at once; what is
 missing after it is asked for as soon as that is sure. GRESO's adaptive size (2506.02177; official code
 ``ray_trainer.py:1154-1162``), ``β·Δ / (1 − ζ)`` with Δ groups missing and ζ the zero-variance share, is
-:meth:`~verl_adaptive.progress.Progress.wanted`, with the yield of the last steps in place of the last round's.
+:meth:`~verl_adaptive.progress.Progress.wanted`, with the yield of the last steps in place of the last round's, and with β at
+most 1 + ζ: where hardly a group is lost, hardly a prompt more is asked for.
 """
 
 from __future__ import annotations
