@@ -13,6 +13,7 @@ from tests.memory.reference import SlowBaseline, SlowMemory
 from tests.samplers.bound import bound, progress_at
 from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.advantages.memory import MemoryBaseline
+from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats.table import StatsTable
@@ -366,6 +367,18 @@ def test_warm_start_is_evidence() -> None:
     heavy.table.col("rollouts")[0], heavy.table.col("reward_sum")[0] = 100, 50
     heavy.bind(heavy.table, heavy.facts)
     assert heavy.memory.col("count")[0] == 2  # no more than visits would have left
+
+
+def test_spo_starts_from_eight_offline_rollouts_of_a_prompt() -> None:
+    """What docs/solo.md says of it; the paper has (s + 1/2) / 9 with a mass of 8."""
+    table = StatsTable()
+    table.rows_for(keys_of(9))
+    table.col("rollouts")[:], table.col("reward_sum")[:] = 8, np.arange(9)
+    made = MemoryBaseline({"decay": 0.875, "strength": 8.0, "prior": "all", "shrink": 0.0, "scale": "whiten"})
+    made.bind(table, RunFacts(batch=9, n=1, steps=1, prompts=9))
+    mass = made.memory.mass(np.arange(9))
+    np.testing.assert_allclose(mass, 10.75, atol=0.005)
+    np.testing.assert_allclose(made.memory.value(np.arange(9)), (np.arange(9) + 0.5 * (mass - 8)) / mass)
 
 
 # -- asynchronous trainers ----------------------------------------------------------------------------------
