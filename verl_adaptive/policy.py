@@ -248,6 +248,41 @@ def stored_options(role: str, name: str) -> dict[str, Any]:
         return {"name": name}
 
 
+def option_hint(key: str, chosen: Mapping[str, Any]) -> str:
+    """What to write instead of an option that a configuration does not have; empty where it has it.
+
+    Args:
+        key: as on the command line, ``adaptive.sampler.p_easy``.
+        chosen: what is below ``adaptive`` without the option.
+    """
+    known = set(_paths(chosen))
+    path = key.removeprefix("adaptive.")
+    if path in known:
+        return ""
+    above, _, name = path.rpartition(".")
+    role, _, option = path.partition(".")
+    others = [other for other in PARTS.get(role, ()) if option in _paths(options_of(find_part(role, other)))]
+    beside = sorted(k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == above)
+    if others:
+        return (
+            f"is an option of {' and '.join(f'adaptive/{role}={other}' for other in others)}, and adaptive.{role}.name is "
+            f"{chosen[role]['name']}; leave it out, or choose that {role}"
+        )
+    near = [f"{above}.{found}".lstrip(".") for found in difflib.get_close_matches(name, beside, n=1)]
+    if not near and (above not in known or not beside):
+        near = difflib.get_close_matches(path, known, n=1)
+    otherwise = f"there is no such option; beside it are {', '.join(beside) or 'none'}"
+    return f"did you mean adaptive.{near[0]}?" if near else otherwise
+
+
+def _paths(tree: Mapping[str, Any], prefix: str = "") -> list[str]:
+    """Dotted paths of a tree of mappings, its branches included."""
+    out = []
+    for key, value in tree.items():
+        out += [prefix + key, *(_paths(value, f"{prefix}{key}.") if isinstance(value, Mapping) else ())]
+    return out
+
+
 def shared_options() -> dict[str, Any]:
     """What every preset has below ``adaptive``, the four roles left out."""
     return {key: value for key, value in asdict(AdaptiveConfig()).items() if key not in PARTS}

@@ -232,6 +232,10 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
         (("+adaptive=greso", "adaptive/samplr=cero"), "did you mean adaptive/sampler=?"),
         (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "did you mean adaptive.sampler.p_easy?"),
         (("+adaptive=greso", "adaptive.xyz=1"), "there is no such option; beside it are advantage, "),
+        (
+            ("+adaptive=dapo", "adaptive.sampler.p_easy=0.3"),  # it read: did you mean adaptive.sampler.name?
+            "adaptive.sampler.p_easy: is an option of adaptive/sampler=greso, and adaptive.sampler.name is epoch; leave it out",
+        ),
         (("adaptive.seed=1",), "no preset is chosen; write +adaptive=<preset> before it"),
         (
             ("+adaptive=greso", "adaptive.sampler.name=my.py:Mine", "adaptive.sampler.steps=3"),

@@ -18,6 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest
 from verl_adaptive.integration import guard
+from verl_adaptive.policy import option_hint
 
 
 def _config_folder() -> str:
@@ -250,20 +251,12 @@ def _near(command: Command) -> list[str]:
         except (HydraException, OmegaConfBaseException):  # something else is wrong: the caller's error says what
             return hints
         if OmegaConf.is_config(made.get("adaptive")):
-            known = {path for path, _ in _walk(OmegaConf.to_container(made.adaptive))}
+            chosen = OmegaConf.to_container(made.adaptive)
             for key in keys:
-                if (path := key.removeprefix("adaptive.")) in known:
-                    continue
-                if key.rpartition(".")[0] in own:
+                if key.rpartition(".")[0] not in own:
+                    hints += [f"{key}: {hint}"] if (hint := option_hint(key, chosen)) else []
+                elif OmegaConf.select(made, key, default=made) is made:
                     hints.append(f"{key}: write +{key}=…, for Hydra does not know the options of a part of your own")
-                else:
-                    near, above = difflib.get_close_matches(path, known, n=1), path.rpartition(".")[0]
-                    beside = sorted(k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == above)
-                    hints.append(
-                        f"{key}: did you mean adaptive.{near[0]}?"
-                        if near
-                        else f"{key}: there is no such option; beside it are {', '.join(beside) or 'none'}"
-                    )
         elif "adaptive" not in made:
             hints += [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
     return hints

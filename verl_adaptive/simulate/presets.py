@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import functools
+import re
 import shlex
 from collections.abc import Sequence
 from importlib.resources import files
@@ -11,6 +12,7 @@ from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
+from verl_adaptive.policy import option_hint
 
 #: References that no command line of verl can name: they see the true pass rates.
 REFERENCES = ("oracle_best",)
@@ -75,7 +77,11 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if name in preset_names():
             words = " ".join([name, *overrides])
-            raise AdaptiveError(f"{words}: {error}; overrides of one preset go into its own quotes") from error
+            said = str(error)
+            if unknown := re.search(r"Could not override '(adaptive\.[\w.]+)'", said):
+                chosen = _composed(name, tuple(word for word in overrides if word.startswith("adaptive/")))
+                said = f"{unknown[1]}: {option_hint(unknown[1], chosen)}"
+            raise AdaptiveError(f"{words}: {said}; overrides of one preset go into its own quotes") from error
         hint = nearest(name, [*preset_names(), *REFERENCES, *PEERS])
         raise ConfigError("--preset", name, f"no such preset; {hint}") from None
     finally:
