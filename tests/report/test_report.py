@@ -138,6 +138,13 @@ def test_prompt_texts_only_if_asked_for(reported, tmp_path) -> None:
     assert "What is" not in page and "different answers" not in page
 
 
+def test_a_data_set_of_other_prompts_is_said(reported, tmp_path) -> None:
+    """The page had no texts, and no word of why."""
+    data = write_dataset(tmp_path / "other.parquet", rows_of(5, lambda i: "other", "another {}"))
+    said = "listed prompts is in"
+    assert said in page_of(reported.folder, tmp_path, "--data", data) and said not in reported.html
+
+
 def test_classes_and_rollouts_add_up(reported) -> None:
     opened = open_run(reported.folder)
     made = collect(opened)

@@ -83,7 +83,7 @@ def collect(
         notes=notes,
     )
     if data is not None or run.kind == "rollouts":
-        add_texts(lists, run, data, rollouts)
+        notes += [remark] if (remark := add_texts(lists, run, data, rollouts)) else []
     if data is not None:
         out.conflicts = conflicts(data, limit, run.identity)
     if run.kind == "rollouts":

@@ -91,7 +91,7 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     return out
 
 
-def add_texts(lists: list[PromptList], run: Run, data: str | None, rollouts: str | None) -> None:
+def add_texts(lists: list[PromptList], run: Run, data: str | None, rollouts: str | None) -> str:
     """Give the listed prompts their row, text and expected answer and, where verl wrote rollouts down, what they said.
 
     Args:
@@ -99,8 +99,12 @@ def add_texts(lists: list[PromptList], run: Run, data: str | None, rollouts: str
             ``row`` and ``source`` are left out where none is known.
         run: whose prompts they are.
         data, rollouts: as :meth:`verl_adaptive.stats.Run.texts`.
+
+    Returns:
+        A remark if the data set has none of the prompts, else nothing.
     """
-    texts = run.texts({record["key"] for each in lists for record in each.records}, data=data, rollouts=rollouts)
+    wanted = {record["key"] for each in lists for record in each.records}
+    texts = run.texts(wanted, data=data, rollouts=rollouts)
     for each in lists:
         for record in each.records:
             found, numbers = texts.get(record["key"]), dict(record)
@@ -116,3 +120,9 @@ def add_texts(lists: list[PromptList], run: Run, data: str | None, rollouts: str
             if all(record[name] in (None, "") for record in each.records):
                 for record in each.records:
                     del record[name]
+    if not wanted or texts:
+        return ""
+    return (
+        f"None of the {len(wanted):,} listed prompts is in {data}, so no texts are shown. A prompt is found by its data "
+        "source, messages and ground truth together, or by --id-key: is this the run's data set?"
+    )
