@@ -143,15 +143,15 @@ SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
     ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
     ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
-    ("groups must stay, most prompts solved or hopeless", "[`full`](#full)", "real/sparse", "full"),
+    ("the same, but you need groups", "[`full`](#full)", "real/sparse", "full"),
     (
         "more prompts than rollouts: none is met twice",
-        "[`solo`](solo.md) with fine data sources",
+        "[`solo`](solo.md) with fine-grained data sources",
         "tiny/onepass",
         "solo",
     ),
     ("rewards that err at random, one in ten", "[`solo`](solo.md)", "tiny/noise", "solo"),
-    ("the same, on another level in each data source", "[`solo`](solo.md)", "tiny/offsets", "solo"),
+    ("the same, with another offset in each data source", "[`solo`](solo.md)", "tiny/offsets", "solo"),
     ("all prompts in every step", "[`grpo`](#grpo); the figures are `solo`'s", "tiny/pool128", "solo"),
     ("thousands of rollouts a step", "[`solo`](solo.md): less to gain", "tiny/batch512", "solo"),
 )

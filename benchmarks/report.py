@@ -111,11 +111,12 @@ def quickstart_lines(found: dict[str, Any]) -> list[str]:
     """The README's sentence about the quickstart, by the quickstart's own verdict."""
     runs = [result_of(stored) for stored in found["results"]]
     arms = by_arm(runs)
-    (first, base), *_, (_, best) = arms.items()
+    (first, base), *_, (last, best) = arms.items()
     slower = float(np.mean([mine.seconds / theirs.seconds for mine, theirs in zip(best, base, strict=True)]))
     text = (
-        f"From the quickstart: verl and vLLM on two CPU cores, {runs[0].generated:,} rollouts in every run, a tiny model. "
-        f"{verdict(runs)} Wall clock of the training steps: {slower:.2f} × that of {first}."
+        f"From the quickstart: verl and vLLM on two CPU cores, a tiny model, {len(runs)} runs of {runs[0].generated:,} rollouts, "
+        f"{sum(run.seconds for run in runs) / 60:.0f} minutes of training steps. {verdict(runs)} {last}'s steps take "
+        f"{slower:.2f} × those of {first}."
     )
     return wrap(text, 120, break_long_words=False, break_on_hyphens=False)
 

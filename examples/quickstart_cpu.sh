@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to a comparison of GRPO, GRPO in groups of 4 and a preset on real verl and vLLM, without a GPU:
-# 12 to 18 minutes on two cores, installation aside. Running it again reuses what exists; `--fresh` starts over.
+# the README says how long it takes. Running it again reuses what exists; `--fresh` starts over.
 #
 #   examples/quickstart_cpu.sh [options of examples/cpu/quickstart.py]
 #
