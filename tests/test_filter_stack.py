@@ -173,3 +173,10 @@ def test_the_command_line_chooses_it():
 def test_what_is_no_list_of_filters_is_refused(filters, said):
     with pytest.raises(ConfigError, match=said):
         Stack({"filters": filters})
+
+
+def test_a_word_where_a_list_is_wanted_says_how_to_write_it():
+    with pytest.raises(ConfigError, match=r"resume\.allow='policy': .*write adaptive\.resume\.allow=\[policy\]"):
+        AdaptiveConfig.from_mapping({"resume": {"allow": "policy"}})
+    with pytest.raises(ConfigError, match=r"write adaptive\.filter\.filters=\[informative\]"):
+        build_policy(AdaptiveConfig.from_mapping({"filter": {"name": "stack", "filters": "informative"}}))

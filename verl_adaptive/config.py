@@ -132,7 +132,7 @@ def _coerce_one(hint: Any, value: Any, key: str) -> Any:
         return value
     if typing.get_origin(hint) in (list, tuple):
         if isinstance(value, str) or not hasattr(value, "__iter__"):
-            raise ConfigError(key, value, "must be a list")
+            raise ConfigError(key, value, f"must be a list; write {key}=[{value}]")
         inner = typing.get_args(hint)[0]
         return type(hint())(_coerce(inner, v, f"{key}[{i}]") for i, v in enumerate(value))
     if typing.get_origin(hint) is dict:
