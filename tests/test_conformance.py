@@ -86,6 +86,7 @@ TestBetaFull = suite(BetaPosterior, baseline="full")
 TestBetaPositive = suite(BetaPosterior, w_neg=0.0)
 TestBetaGroupMean = suite(BetaPosterior, {"per_group": False}, group_mean=True)
 TestBetaGroupMeanOff = suite(BetaPosterior, {"per_group": False}, group_mean=True, variant="off")
+TestBetaGroupMeanPositive = suite(BetaPosterior, {"per_group": False}, group_mean=True, w_neg=0.0)
 _ONE_SCALE = {"per_group": False}  # for all groups
 _SPO = {"decay": 0.875, "strength": 8.0, "prior": "all", "shrink": 0.0, "scale": "whiten"}
 TestMemory = suite(MemoryBaseline, _ONE_SCALE)

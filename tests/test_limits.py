@@ -9,16 +9,12 @@ import warnings
 import numpy as np
 import pytest
 
-from tests.world import keys_of
+from tests.samplers.bound import bound, progress_at
 from verl_adaptive.advantages.beta import BetaPosterior
-from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import make_part
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
-from verl_adaptive.stats.table import StatsTable
 
 INF = math.inf
 #: Part → options that it refuses, each with the key that the message is about, where that is not the only one.
@@ -73,22 +69,18 @@ def test_what_cannot_work_is_refused(role, name) -> None:
 @pytest.mark.parametrize("k", [1e9, 1e19, 1e300, math.inf])
 def test_a_k_for_all_keeps_all(k) -> None:
     """From 1e19 on it overflowed, and kept one wrong rollout for a right one."""
-    part, table = AeroRejection({"k": k}), StatsTable()
-    table.rows_for(keys_of(1))
-    part.bind(table, RunFacts(batch=1, n=8, steps=1, prompts=1))
+    part = bound(AeroRejection({"k": k}), 1)
     groups = Groups.from_lists([0], [[1.0] + [0.0] * 7])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        assert part.decide(groups, Progress(step=1, batch=1, draw=Draw(0, 1))).rollouts.all()
+        assert part.decide(groups, progress_at(1)).rollouts.all()
 
 
 @pytest.mark.parametrize("variant", ["predictive", "unnormalised"])
 @pytest.mark.parametrize("prior", [{"alpha0": 1e-17}, {"beta0": 1e-17}, {"alpha0": 1e-17, "beta0": 1e-17}])
 def test_a_prior_of_next_to_nothing_gives_numbers(variant, prior) -> None:
     """1 − p was rounded to 0, and a solved group's advantage was 0 / 0."""
-    part, table = BetaPosterior({"variant": variant, **prior}), StatsTable()
-    table.rows_for(keys_of(2))
-    part.bind(table, RunFacts(batch=2, n=4, steps=1, prompts=2))
+    part = bound(BetaPosterior({"variant": variant, **prior}), 2)
     groups = Groups.from_lists([0, 1], [[1.0] * 4, [0.0] * 4])
     found = part.compute(groups.reward, groups.group_of, groups)
     assert np.isfinite(found).all() and (found[:4] >= 0).all() and (found[4:] <= 0).all()

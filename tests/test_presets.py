@@ -216,13 +216,16 @@ class RenamedPlan(Cero):
     [
         (
             ("+adaptive=cero", f"adaptive.allocator.name={__name__}:Renamed", "adaptive.allocator.n=4"),
-            r"allocator\.n=4: .*plans",
+            r"adaptive\.allocator\.n=4: .*plans",
         ),
         (
             ("+adaptive=aero", f"adaptive.sampler.name={__name__}:RenamedPlan", "adaptive.allocator.budget=per_prompt"),
-            r"allocator\.budget=",
+            r"adaptive\.allocator\.budget='per_prompt'.*budget=pooled",
         ),
-        (("+adaptive=pilot_commit", f"adaptive.allocator.name={__name__}:Renamed"), r"filter\.name=.*makes none"),
+        (
+            ("+adaptive=pilot_commit", f"adaptive.allocator.name={__name__}:Renamed"),
+            r"adaptive\.filter\.name='band'.*makes none.*informative",
+        ),
     ],
 )
 def test_parts_are_asked_what_they_can_do_not_who_they_are(words, says, composed) -> None:

@@ -5,13 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.world import keys_of, make_engine
-from verl_adaptive.config import RunFacts, SuccessConfig
+from tests.samplers.bound import bound, progress_at
+from tests.world import make_engine
+from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.greso import Greso
-from verl_adaptive.stats.table import StatsTable
 
 BOUNDS = [-1.0, -0.7, 0.0, 0.1, 0.3, 0.55, 0.7, 0.9, 0.95, 0.99, 1.0, 12.7]
 
@@ -20,22 +18,20 @@ def in_verl(reward: float) -> np.ndarray:
     return np.full(4, np.float32(reward)).astype(np.float64)
 
 
-@pytest.mark.parametrize("bound", BOUNDS)
-def test_a_reward_at_the_threshold_succeeds(bound) -> None:
-    config = SuccessConfig(threshold=bound)
-    assert config.of(in_verl(bound)).tolist() == [1.0] * 4
-    below = bound - 1e-5 * max(abs(bound), 1.0)
+@pytest.mark.parametrize("at", BOUNDS)
+def test_a_reward_at_the_threshold_succeeds(at) -> None:
+    config = SuccessConfig(threshold=at)
+    assert config.of(in_verl(at)).tolist() == [1.0] * 4
+    below = at - 1e-5 * max(abs(at), 1.0)
     assert config.of(in_verl(below)).tolist() == [0.0] * 4
 
 
-@pytest.mark.parametrize("bound", [0.1, 0.3, 0.7, 0.9, 0.95])
-def test_means_at_a_band_are_in_it(bound) -> None:
-    part, table = Greso({"classify": "mean", "easy_mean": bound, "hard_mean": -5.0}), StatsTable()
-    table.rows_for(keys_of(1))
-    part.bind(table, RunFacts(batch=1, n=4, steps=1, prompts=1))
-    assert part._band(np.array([in_verl(bound).mean()])).tolist() == [1]
-    part.config.easy_mean, part.config.hard_mean = 5.0, bound
-    assert part._band(np.array([in_verl(bound).mean()])).tolist() == [-1]
+@pytest.mark.parametrize("at", [0.1, 0.3, 0.7, 0.9, 0.95])
+def test_means_at_a_band_are_in_it(at) -> None:
+    part = bound(Greso({"classify": "mean", "easy_mean": at, "hard_mean": -5.0}), 1)
+    assert part._band(np.array([in_verl(at).mean()])).tolist() == [1]
+    part.config.easy_mean, part.config.hard_mean = 5.0, at
+    assert part._band(np.array([in_verl(at).mean()])).tolist() == [-1]
 
 
 def test_a_prompt_at_the_bound_retires() -> None:
@@ -43,5 +39,5 @@ def test_a_prompt_at_the_bound_retires() -> None:
     engine, _ = make_engine({"name": "retire", "threshold": 0.9}, success={"mode": "value"}, M=4)
     reward = in_verl(0.9)
     groups = Groups.from_lists([0], [reward], success=[engine.config.success.of(reward)])
-    engine.policy.observe(groups, Progress(step=1, batch=1, draw=Draw(0, 1)))
+    engine.policy.observe(groups, progress_at(1))
     assert engine.table.col("retired")[0] == 1

@@ -8,19 +8,16 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.world import make_engine, run_step
+from tests.samplers.bound import bound
 from verl_adaptive.advantages.beta import BetaPosterior, success_of
-from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.groups import Groups
-from verl_adaptive.stats.table import StatsTable
 
 VARIANTS = ["predictive", "unnormalised", "off"]
 
 
 def beta(**options) -> BetaPosterior:
-    made = BetaPosterior(options)
-    made.bind(StatsTable(), RunFacts(batch=8, n=8, steps=1, prompts=1))
-    return made
+    return bound(BetaPosterior(options), 1)
 
 
 def whole(made: BetaPosterior, *rewards) -> list[np.ndarray]:
@@ -48,13 +45,6 @@ def test_the_signals_tolerance_is_of_rewards_where_they_are_the_signal(signal) -
     made.check_policy(None, AdaptiveConfig(signal=signal))
     rewards = [1, 0, 0, 0]
     assert np.allclose(whole(made, rewards), whole(beta(), rewards)) == (signal == "acc")
-
-
-def test_a_continuous_constant_is_evidence_in_between() -> None:
-    groups = Groups.from_lists([0], [[0.3] * 8])  # success.mode=value: success is the reward
-    (out,) = set(beta().compute(groups.reward, groups.group_of, groups))
-    p = (8 * 0.3 + 1) / 10
-    assert math.isclose(out, (0.3 - p) / math.sqrt(p * (1 - p)))
 
 
 def test_group_mean_and_rejection_give_the_lemmas_gradient() -> None:
@@ -175,33 +165,3 @@ def test_zeros() -> None:
     assert not beta().zero(groups, trains).any()
     assert beta(variant="off").zero(groups, trains).tolist() == [True, False, True] + [True] * 3 + [False] * 3 + [True]
     assert beta(w_neg=0.0).zero(groups, trains).tolist() == [False] * 3 + [True] * 3 + [False] * 4
-
-
-@pytest.mark.parametrize("options", [{"variant": "off"}, {"w_neg": 0.0}])
-@pytest.mark.parametrize("group_mean", [True, False])
-def test_leaving_them_out_changes_nobody_elses(options, group_mean) -> None:
-    """The weights of ``group_mean`` follow the groups that train: without the flat one of four they were 8/6 of theirs."""
-    made, groups = beta(**options, group_mean=group_mean), Groups.from_lists([0, 1], [[1.0] * 3 + [0.0] * 5, [0.0] * 4])
-    trains = np.ones(12, dtype=bool)
-    rows = np.flatnonzero(trains & ~made.zero(groups, trains))
-    every = made.compute(groups.reward, groups.group_of, groups)
-    few = made.compute(groups.reward[rows], groups.group_of[rows], groups)
-    np.testing.assert_allclose(few, every[rows])
-    assert len(rows) == (12 if group_mean else 8)
-
-
-def test_the_engine_leaves_them_out() -> None:
-    zero_rows = {}
-    for variant in ("predictive", "off"):
-        engine, world = make_engine(
-            filter="aero", advantage={"name": "beta", "variant": variant}, batch=20, p=np.repeat([0.0, 0.5, 1.0], 10)
-        )
-        result = run_step(engine, world, 1)
-        zero_rows[variant] = int(result.zero_row.sum())
-        flat = groups_flat(result.groups)
-        assert (result.groups.sum(result.zero_row)[flat] == (4 if variant == "off" else 0)).all()
-    assert zero_rows["predictive"] == 0 < zero_rows["off"]
-
-
-def groups_flat(groups: Groups) -> np.ndarray:
-    return groups.degenerate(0.0)

@@ -5,14 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.samplers.bound import bound, progress_at
 from tests.world import World, make_engine, run, run_step
 from verl_adaptive.allocators.aero_rescue import AeroRescue
-from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
-from verl_adaptive.stats.table import StatsTable
 
 # -- rescue ---------------------------------------------------------------------------------------------------
 
@@ -74,10 +71,9 @@ def test_refill_lets_each_further_prompt_bring_its_own_budget() -> None:
 
 
 def test_a_pool_samplers_plan_is_each_prompts_budget() -> None:
-    allocator = AeroRescue({"n_explore": 4})
-    allocator.bind(StatsTable(), RunFacts(batch=4, n=8, steps=1, prompts=4))
+    allocator = bound(AeroRescue({"n_explore": 4}), 4)
     planned = np.array([2, 4, 20])
-    first = allocator.first(np.arange(3), planned, Progress(step=1, batch=4, draw=Draw(0, 1)))
+    first = allocator.first(np.arange(3), planned, progress_at(1))
     assert first.tolist() == [2, 4, 4] and allocator.fund(first, planned).tolist() == [0, 0, 16]
 
 
@@ -94,11 +90,6 @@ def test_settings_that_cannot_work(options, key) -> None:
         make_engine(allocator={"name": "aero", **options}, n=8)
 
 
-def test_companions_that_make_no_sense() -> None:
-    with pytest.raises(ConfigError, match=r"adaptive\.allocator\.budget='per_prompt'.*budget=pooled"):
-        make_engine("cero", allocator={"name": "aero", "budget": "per_prompt"}, refill=False)
-
-
 # -- rejection ------------------------------------------------------------------------------------------------
 
 
@@ -107,7 +98,7 @@ def test_the_choice_is_uniform() -> None:
     groups = Groups.from_lists([3], [[1, 0, 0, 0, 0, 0]])
     times = np.zeros(6)
     for step in range(1, 1001):
-        times += engine.policy.filter.decide(groups, Progress(step=step, batch=8, draw=Draw(0, step))).rollouts
+        times += engine.policy.filter.decide(groups, progress_at(step)).rollouts
     assert times[0] == 1000 and times[1:].sum() == 1000
     assert times[1:].min() >= 150 and times[1:].max() <= 250  # 200 expected, standard deviation 12.6
 
@@ -154,7 +145,7 @@ def test_a_rate_that_is_a_bound_is_not_beyond_it() -> None:
     """0.28 · 25 is a little more than 7, and 0.58 · 50 a little less than 29."""
     seven = Groups.from_lists([0], [[1.0] * 7 + [0.0] * 18])
     engine, _ = make_engine(filter={"name": "aero", "tau": 0.28}, n=25, M=1, batch=1)
-    assert engine.policy.filter.decide(seven, Progress(step=1, batch=1, draw=Draw(0, 1))).rollouts.all()
+    assert engine.policy.filter.decide(seven, progress_at(1)).rollouts.all()
     many = Groups.from_lists([0], [[1.0] * 29 + [0.0] * 21])
     engine, _ = make_engine(allocator={"name": "aero", "u_res": 0.58, "n_explore": 50}, n=100, M=1, batch=1)
-    assert engine.policy.allocator.review(many, Progress(step=1, batch=1, draw=Draw(0, 1)))[0] > 0
+    assert engine.policy.allocator.review(many, progress_at(1))[0] > 0

@@ -9,28 +9,22 @@ import numpy as np
 import pytest
 
 from tests.pilot_commit.reference import Pilot, recall
+from tests.samplers.bound import bound, progress_at
 from tests.world import keys_of, make_engine
 from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
-from verl_adaptive.config import RunFacts
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.filters.band import Band
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.rng import Draw
 from verl_adaptive.roles import CLOSE, HOLD
-from verl_adaptive.stats.table import StatsTable
 
 
-def bound(options=None, *, batch=4, n=64, prompts=100) -> PilotCommit:
-    part = PilotCommit({"form": "on_policy", **(options or {})})
-    table = StatsTable()
-    table.rows_for(keys_of(prompts))
-    part.bind(table, RunFacts(batch=batch, n=n, steps=10, prompts=prompts))
-    return part
+def made(options=None, *, batch=4, n=64) -> PilotCommit:
+    return bound(PilotCommit({"form": "on_policy", **(options or {})}), 100, batch=batch, n=n)
 
 
 def at(step=1, batch=4, **more) -> Progress:
-    return Progress(step=step, batch=batch, draw=Draw(0, step), **more)
+    return progress_at(step, batch, **more)
 
 
 def pilots_with(counts, n_pilot) -> Groups:
@@ -70,7 +64,7 @@ def test_expected_successes_use_the_same_bounds() -> None:
 
 @pytest.mark.parametrize(("n", "n_pilot"), [(64, 16), (128, 32), (16, 4), (8, 2), (6, 2), (4, 2), (3, 2)])
 def test_a_quarter_of_the_group_pilots(n, n_pilot) -> None:
-    part = bound(n=n)
+    part = made(n=n)
     assert part.n_pilot == n_pilot
     assert part.first(np.arange(3), None, at()).tolist() == [n_pilot] * 3
 
@@ -88,12 +82,7 @@ def test_a_quarter_of_the_group_pilots(n, n_pilot) -> None:
 )
 def test_settings_that_cannot_work(options, n, key) -> None:
     with pytest.raises(ConfigError, match=rf"^adaptive\.allocator\.{key}="):
-        bound(options, n=n)
-
-
-def test_band_needs_an_allocator_that_commits() -> None:
-    with pytest.raises(ConfigError, match=r"adaptive\.filter\.name='band'.*informative"):
-        make_engine("epoch", "fixed", "band")
+        made(options, n=n)
 
 
 # -- golden decisions ---------------------------------------------------------------------------------------
@@ -118,7 +107,7 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
             "factor": float(factor),
             "form": "pipelined",
         }
-        part = bound({**options, **margins}, batch=batch, n=n)
+        part = made({**options, **margins}, batch=batch, n=n)
         lower, upper = (Fraction(int(x), 100) for x in percent)
         # Groups that wait, of ages 0 to max_age + 2, in submission order.
         step, waiting, rows = int(rng.integers(6, 50)), int(rng.integers(1, 20)), rng.permutation(100)
@@ -152,7 +141,7 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
 
 
 def test_random_choice_is_uniform_and_has_no_favourites() -> None:
-    part = bound({"n_pilot": 4, "form": "pipelined"}, batch=5)
+    part = made({"n_pilot": 4, "form": "pipelined"}, batch=5)
     counts = np.zeros(20)
     groups, since = pilots_with([2] * 20, 4), np.full(20, 1)
     for step in range(1, 2001):
@@ -162,7 +151,7 @@ def test_random_choice_is_uniform_and_has_no_favourites() -> None:
 
 
 def test_commits_of_held_groups_take_no_more_than_the_step_has_room_for() -> None:
-    part = bound({"n_pilot": 4, "form": "pipelined", "choose": "max_variance"}, n=16)
+    part = made({"n_pilot": 4, "form": "pipelined", "choose": "max_variance"}, n=16)
     groups, since = pilots_with([1, 3, 2, 2, 1], 4), np.zeros(5, dtype=np.int64)
     assert part.recall(groups, since, at(cap=100, planned=100 - 30)).tolist() == [-1, -1, 12, 12, -1]
     assert part.recall(groups, since, at(cap=100, planned=95)).tolist() == [HOLD] * 5
@@ -170,7 +159,7 @@ def test_commits_of_held_groups_take_no_more_than_the_step_has_room_for() -> Non
 
 def test_lost_pilots_leave_the_group_size_as_it_is() -> None:
     """A pilot that came back with fewer rollouts is judged by what there is; its commit makes up the group."""
-    part = bound({"n_pilot": 8}, n=16)
+    part = made({"n_pilot": 8}, n=16)
     answer = part.review(Groups.from_lists([0], [[1.0, 0.0, 1.0]]), at())
     assert answer.tolist() == [13]
 
@@ -179,8 +168,8 @@ def test_lost_pilots_leave_the_group_size_as_it_is() -> None:
 def test_pilots_of_a_larger_group_size_get_no_commit(n) -> None:
     """A resume may lower ``rollout.n``: of -1 rollouts and fewer no commit can be made, and the run ended."""
     groups = pilots_with([2, 3, 2, 4], 8)
-    assert bound({}, n=n).review(groups, at()).tolist() == [CLOSE] * 4
-    held = bound({"form": "pipelined"}, n=n)
+    assert made({}, n=n).review(groups, at()).tolist() == [CLOSE] * 4
+    held = made({"form": "pipelined"}, n=n)
     assert held.recall(groups, np.zeros(4, dtype=np.int64), at()).tolist() == [CLOSE] * 4
 
 
@@ -211,7 +200,7 @@ def seen(part: PilotCommit, successes: list[int], step: int = 1) -> None:
 
 
 def test_pilots_follow_the_recent_share_unless_it_is_said() -> None:
-    part = bound({"n_pilot": 4}, batch=10, n=16)
+    part = made({"n_pilot": 4}, batch=10, n=16)
     assert part.prompts(10, at(batch=10)) == 30  # nothing known: as published
     seen(part, [2] * 15 + [0] * 5)  # 3 in 4 in the band
     assert part.prompts(10, at(2, batch=10)) == 15  # 1.1 · 10 / 0.75
@@ -221,13 +210,13 @@ def test_pilots_follow_the_recent_share_unless_it_is_said() -> None:
         part.end_step(at(batch=10))
     seen(part, [2] * 5 + [0] * 15)  # the past is forgotten: 1 in 4
     assert part.prompts(10, at(2, batch=10)) == 44
-    fixed = bound({"n_pilot": 4, "factor": 2.0}, batch=10, n=16)
+    fixed = made({"n_pilot": 4, "factor": 2.0}, batch=10, n=16)
     seen(fixed, [2] * 5 + [0] * 15)
     assert fixed.prompts(10, at(2, batch=10)) == 20
 
 
 def test_pipelined_pilots_are_for_this_step_and_the_next() -> None:
-    part = bound({"n_pilot": 4, "form": "pipelined"}, batch=10, n=16)
+    part = made({"n_pilot": 4, "form": "pipelined"}, batch=10, n=16)
     seen(part, [2] * 15 + [0] * 5)
     held = pilots_with([2] * 13, 4)
     progress = at(2, batch=10)
@@ -237,7 +226,7 @@ def test_pipelined_pilots_are_for_this_step_and_the_next() -> None:
 
 
 def test_a_cap_leaves_room_for_the_commits() -> None:
-    part = bound({"n_pilot": 16}, batch=128)
+    part = made({"n_pilot": 16}, batch=128)
     new = part.affordable(384, at(batch=128, cap=128 * 64))
     assert new == 8192 // (16 + 16)  # at one in three, 256 pilots lead to 85 commits
     assert new * 16 + new / 3 * 48 <= 8192
