@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import csv
-import html.parser
+import html
 import os
 import pickle
 import re
@@ -17,6 +17,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.stores import HOSTILE, change_lines, hostile_rows, make_run, write_dataset
+from tests.report.test_report import Page
 from verl_adaptive.cli import main
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, warm_start
 
@@ -178,50 +179,22 @@ TAGS = (
 )
 
 
-class _Page(html.parser.HTMLParser):
-    """Notes every tag and attribute."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.tags: set[str] = set()
-        self.attributes: set[str] = set()
-        self.styles: set[str] = set()
-        self.links: set[str] = set()
-        self.odd: list[str] = []
-
-    def handle_starttag(self, tag, attrs) -> None:
-        self.tags.add(tag)
-        self.attributes |= {name for name, _ in attrs}
-        self.styles |= {value for name, value in attrs if name == "style"}
-        self.links |= {value for name, value in attrs if name == "href"}
-
-    handle_startendtag = handle_starttag
-
-    def handle_comment(self, data) -> None:
-        self.odd.append(data)
-
-    handle_pi = unknown_decl = handle_comment
-
-
 def test_a_report_of_hostile_names_is_only_text(hostile, tmp_path) -> None:
     journal, data = hostile
     out = tmp_path / "r.html"
     assert main(["report", str(journal), "-o", str(out), "--data", str(data), "--title", NAMES[1]]) == 0
     text = out.read_text()
-    page = _Page()
-    page.feed(text)
-    page.close()
+    page = Page(text)
     assert page.tags <= set(TAGS.split())
     assert text.count("<script>") == text.count("</script>") == 1  # ours: the policy of the page allows it by its hash
     assert re.search(r"script-src 'sha256-[^']+'", html.unescape(text))
     assert not {
         name for name in page.attributes if name.startswith("on") or name in ("src", "srcdoc", "action", "formaction")
     }
-    assert all(re.fullmatch(r"#[\w-]+", link) for link in page.links), page.links  # to its own parts
+    links, styles = (page.attributes.get(name, set()) for name in ("href", "style"))
+    assert all(re.fullmatch(r"#[\w-]+", link) for link in links), links  # to its own parts
     assert not page.odd
-    assert all(
-        re.fullmatch(r"background:\s*var\(--[a-z0-9]+\)|[a-z-]+:\s*[\w.%() -]+;?", style) for style in page.styles
-    )
+    assert all(re.fullmatch(r"background:\s*var\(--[a-z0-9]+\)|[a-z-]+:\s*[\w.%() -]+;?", style) for style in styles)
     assert text.count("<style>") == text.count("</style>") == 1
     assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]", text)
     # they are there, as text
