@@ -269,13 +269,6 @@ def test_an_adapter_is_no_reason_to_refuse_where_vllm_is_not(words, examine, mon
     assert status == 0 and f"{words[1]}: vLLM cannot be imported here" in " ".join(found["THE PLAN"]["notes"])
 
 
-def test_a_teacher_that_trains_alone_leaves_the_preset_the_prompts(examine) -> None:
-    words = ("+adaptive=solo", "distillation.enabled=true")
-    _, found = examine(*words, "distillation.distillation_loss.use_task_rewards=false")
-    assert any("rewards and advantages train nothing" in note for note in found["THE PLAN"]["notes"])
-    assert not any("train nothing" in note for note in examine(*words)[1]["THE PLAN"]["notes"])
-
-
 def test_a_warm_start_is_read(examine, tmp_path) -> None:
     status, found = examine("+adaptive=greso", "adaptive.warm_start=/no/such/run")
     assert status == 1 and "adaptive.warm_start='/no/such/run': " in found["plan"]["detail"]
@@ -286,13 +279,6 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
     status, found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'earlier'}")
     assert status == 0 and re.search(r"\([1-9]\d* prompts there\)", found["run"]["detail"]), found
-
-
-def test_a_generation_batch_size_is_ignored_but_for_verls_own_of_its_asynchronous_trainers(examine) -> None:
-    status, found = examine("+adaptive=dapo", "trainer.v1.trainer_mode=colocate_async", "data.gen_batch_size=192")
-    assert status == 1 and "data.gen_batch_size=192" in found["validate"]["detail"]
-    assert "leave it out" in found["validate"]["detail"]
-    assert examine("+adaptive=dapo", "data.gen_batch_size=1")[0] == 0
 
 
 @pytest.mark.parametrize(

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
+import inspect
+import re
+
+import numpy as np
 import pytest
+import torch
 
 pytest.importorskip("verl")
 
+from tensordict import TensorDict
+from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
+from verl.protocol import DataProto
+from verl.trainer.config import AlgoConfig
+from verl.trainer.main_ppo import run_ppo
+from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
 from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1.trainer_base import PPOTrainer
+from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.integration import common
 from verl_adaptive.advantages.verl import COMPARING
@@ -43,6 +56,7 @@ OWN_POOL = (
 )
 
 
+TEACHER = "distillation.enabled=true distillation.distillation_loss"
 ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom_reward_function.path"
 
 
@@ -83,6 +97,7 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         *(f"+adaptive=sao algorithm.adv_estimator=gae {mode}".strip() for mode in ("", COLOCATE, SEPARATE)),
         "+adaptive=cero",
         "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100 data.seed=1",
+        "+adaptive=dapo data.gen_batch_size=1",  # what verl's own asynchronous trainers have
         f"+adaptive=cero {SEPARATE} trainer.v1.separate_async.num_warmup_batches=0",
         # what the estimator takes
         "+adaptive=aero algorithm.norm_adv_by_std_in_grpo=false adaptive.advantage.norm_by_std=false",
@@ -91,6 +106,9 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         # a baseline of its own, which compares with nobody
         "+adaptive=solo adaptive.allocator.n=4 adaptive/filter=aero adaptive.filter.keep_degenerate=1 "
         "algorithm.use_kl_in_reward=true",
+        # the preset's file names its own advantage's estimator, which nobody wrote
+        "+adaptive=aero adaptive/advantage=memory",
+        "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4",
         "+adaptive=dapo adaptive/filter=keep_all",  # plain parts, and a preset's name: somebody chose them
         "+adaptive.name=mine",
         "+adaptive=solo adaptive.max_rollouts_per_step=7",  # groups of one: seven of them
@@ -161,10 +179,7 @@ def test_passes(overrides):
         ("+adaptive=solo adaptive/allocator=aero", "adaptive.batch_unit"),
         # the way out must not lead to the next refusal
         ("+adaptive=solo algorithm.adv_estimator=rloo", r"leave this one out, or, .*take \+adaptive=dapo"),
-        (
-            "+adaptive=solo algorithm.adv_estimator=gae",
-            r"or take \+adaptive=sao, one rollout a prompt with a critic",
-        ),
+        ("+adaptive=solo algorithm.adv_estimator=gae", r"or take \+adaptive=sao, one rollout a prompt with a critic"),
         ("+adaptive=solo critic.enable=true", r"critic\.enable=True: .*take \+adaptive=sao"),
         (
             "+adaptive=sao algorithm.adv_estimator=gae actor_rollout_ref.rollout.calculate_log_probs=false",
@@ -180,10 +195,7 @@ def test_passes(overrides):
         ),
         ("+adaptive=greso adaptive.sampler.p_easy=1.5", r"adaptive\.sampler\.p_easy=1\.5: .*\[0, 1\]"),
         ("+adaptive=greso adaptive.sampler.floor_easy=0", "could be lost for good"),
-        (
-            "+adaptive=greso adaptive.max_rollouts_per_step=7",
-            r"max_rollouts_per_step=7: .*takes 8 rollouts; use 8",
-        ),
+        ("+adaptive=greso adaptive.max_rollouts_per_step=7", r"max_rollouts_per_step=7: .*takes 8 rollouts; use 8"),
         (
             "+adaptive=dapo adaptive/filter=aero algorithm.adv_estimator=opo adaptive.filter.keep_degenerate=1",
             r"keep_degenerate=1: .*which opo would train on its bare reward; use 0",
@@ -210,6 +222,7 @@ def test_passes(overrides):
             "+adaptive=grpo data.gen_batch_size=64",
             r"set what a step first asks for with adaptive\.sampler\.round\.prompts=64",
         ),
+        (f"+adaptive=dapo {COLOCATE} data.gen_batch_size=192", r"data\.gen_batch_size=192: .*leave it out"),
         (
             "+adaptive=pilot_commit data.gen_batch_size=64",
             r"asks for as many prompts as the step is short of; leave it out$",
@@ -234,14 +247,8 @@ def test_passes(overrides):
             r"enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo",
         ),
         # what verl's open pull requests 6868 and 6874 would add
-        (
-            "+adaptive=greso trainer.v1.trainer_mode=fully_async",
-            r"trainer_mode='fully_async': must be one of sync",
-        ),
-        (
-            "+adaptive=greso +trainer.v1.rollout_level_dispatch=true",
-            r"rollout_level_dispatch=True: .*set it to false",
-        ),
+        ("+adaptive=greso trainer.v1.trainer_mode=fully_async", r"trainer_mode='fully_async': must be one of sync"),
+        ("+adaptive=greso +trainer.v1.rollout_level_dispatch=true", r"rollout_level_dispatch=True: .*set it to false"),
         (
             f"+adaptive=greso {DISAGGREGATED} actor_rollout_ref.rollout.free_cache_engine=false",
             r"free_cache_engine=False: .*stall after its first abort.*free_cache_engine=true",
@@ -250,10 +257,7 @@ def test_passes(overrides):
             f"+adaptive=solo {SEPARATE} actor_rollout_ref.model.lora_rank=8",
             r"lora\.merge=False: .*base model's weights alone.*set it to true",
         ),
-        (
-            f"+adaptive=greso {SEPARATE} actor_rollout_ref.model.lora.rank=8",
-            r"lora\.merge=False: .*set it to true",
-        ),
+        (f"+adaptive=greso {SEPARATE} actor_rollout_ref.model.lora.rank=8", r"lora\.merge=False: .*set it to true"),
         (f"+adaptive=greso {DISAGGREGATED} {SGLANG}", r"disaggregation\.enabled=True: .*prefill server alone"),
         (  # more is asked for than trains
             f"+adaptive=grpo adaptive.sampler.round.prompts=2048 {DISAGGREGATED} {SGLANG}",
@@ -276,27 +280,18 @@ def test_passes(overrides):
         ("+adaptive=cero adaptive.refill=true", "adaptive.refill"),
         ("+adaptive=greso algorithm.adv_estimator=adaptive_beta", "matching adaptive/advantage"),
         # verl would act on these in its own estimator, ours would not
-        (
-            "+adaptive=aero algorithm.use_kl_in_reward=true",
-            r"algorithm\.use_kl_in_reward=True: .*use_kl_loss=true",
-        ),
+        ("+adaptive=aero algorithm.use_kl_in_reward=true", r"algorithm\.use_kl_in_reward=True: .*use_kl_loss=true"),
         (
             "+adaptive=aero algorithm.norm_adv_by_std_in_grpo=false",
             r"adaptive\.advantage\.norm_by_std=True: .*write adaptive\.advantage\.norm_by_std=false",
         ),
         (f"+adaptive=cero {COLOCATE}", r"colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0"),
-        (
-            f"+adaptive=pilot_commit adaptive.allocator.form=pipelined {COLOCATE}",
-            r"form='pipelined': .*take on_policy",
-        ),
+        (f"+adaptive=pilot_commit adaptive.allocator.form=pipelined {COLOCATE}", r"form='pipelined': .*take on_policy"),
         (
             f"+adaptive=dapo +trainer.v1.colocate_async.parameter_sync_step=3 {COLOCATE}",
             "must divide data.train_batch_size=16",
         ),
-        (
-            f"+adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}",
-            "brings its own replay buffer",
-        ),
+        (f"+adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}", "brings its own replay buffer"),
     ],
 )
 def test_refused(overrides, message):
@@ -316,18 +311,26 @@ def test_a_cap_needs_an_allocator_that_says_its_most(tmp_path):
         run_checks(*words, "adaptive.max_rollouts_per_step=640")
 
 
-def test_the_order_of_the_file_is_said_to_be_nobodys():
-    note = "data.shuffle=false has no effect: adaptive/sampler="
-    for words, said in (("+adaptive=solo data.shuffle=false", True), ("+adaptive=greso data.shuffle=false", False)):
-        assert any(note in one for one in RunPlan.of(composed(*words.split())).notes) is said
-    assert not any(note in one for one in RunPlan.of(composed("+adaptive=solo")).notes)
-
-
-def test_a_baseline_that_is_no_grpo_is_said():
-    """verl's default estimator has a critic."""
-    for estimator, said in (("gae", True), ("grpo", False)):
-        notes = RunPlan.of(composed("+adaptive=grpo", f"algorithm.adv_estimator={estimator}")).notes
-        assert any("PPO with a critic; for GRPO write algorithm.adv_estimator=grpo" in note for note in notes) is said
+@pytest.mark.parametrize(
+    ("words", "note", "said"),
+    [
+        ("+adaptive=solo data.shuffle=false", "data.shuffle=false has no effect: adaptive/sampler=", True),
+        ("+adaptive=greso data.shuffle=false", "data.shuffle=false has no effect", False),
+        ("+adaptive=solo", "data.shuffle=false has no effect", False),
+        # verl's default estimator has a critic
+        (
+            "+adaptive=grpo algorithm.adv_estimator=gae",
+            "with a critic; for GRPO write algorithm.adv_estimator=grpo",
+            True,
+        ),
+        ("+adaptive=grpo algorithm.adv_estimator=grpo", "PPO with a critic", False),
+        # a teacher that trains alone leaves the preset the prompts
+        (f"+adaptive=solo {TEACHER}.use_task_rewards=false", "rewards and advantages train nothing", True),
+        (f"+adaptive=solo {TEACHER}.use_task_rewards=true", "train nothing", False),
+    ],
+)
+def test_what_has_no_effect_or_another_is_said(words, note, said):
+    assert any(note in one for one in RunPlan.of(composed(words)).notes) is said
 
 
 @pytest.mark.parametrize(
@@ -346,11 +349,6 @@ def test_a_queue_too_small_for_any_step_is_refused_before_a_model_is_loaded(word
 
 def test_every_estimator_of_verls_is_known_to_compare_or_not():
     """A single rollout of a prompt: those that compare give it its bare reward, or nothing, or fail; the others do not."""
-    import numpy as np
-    import torch
-    from verl.trainer.config import AlgoConfig
-    from verl.trainer.ppo.core_algos import AdvantageEstimator, get_adv_estimator_fn
-
     elsewhere = {"gae", "remax"}  # by a critic, by another rollout
     assert COMPARING | elsewhere <= {each.value for each in AdvantageEstimator}
     rewards = torch.tensor([[0.0, 2.0], [0.0, 5.0], [0.0, 3.0]])
@@ -374,18 +372,6 @@ def test_every_estimator_of_verls_is_known_to_compare_or_not():
 
 def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():
     """verl's V1 trainer ends at its first advantages there, when the step has generated: its own function, its own fields."""
-    import inspect
-    import re
-
-    import numpy as np
-    import torch
-    from tensordict import TensorDict
-    from verl.protocol import DataProto
-    from verl.trainer.config import AlgoConfig
-    from verl.trainer.ppo.core_algos import AdvantageEstimator
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-    from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
-
     (fields,) = re.findall(r"fields = \[(.*?rm_scores.*?)\]", inspect.getsource(PPOTrainer._compute_advantage))
     names = {*re.findall(r"\w+", fields), "token_level_scores", "token_level_rewards"} - {"uid"}
     refused = set()
@@ -407,8 +393,6 @@ def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():
 
 
 def test_a_verl_that_scores_by_a_classifier_needs_no_function(monkeypatch):
-    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-
     async def compute_score_disrm(self, data):
         return {"reward_score": 0.0, "reward_extra_info": {}}
 
@@ -472,21 +456,10 @@ def test_the_choice_to_keep_them_is_said():
 
 def test_every_method_of_verls_trainer_that_ours_replaces_is_looked_for() -> None:
     """One that a later verl renames would never be called, and nobody would be told."""
-    from verl.trainer.ppo.v1.trainer_base import PPOTrainer
-
     ours = (AdaptiveMixin, MinibatchMixin, *TRAINERS.values())
     methods = {name for cls in ours for name, of in vars(cls).items() if callable(of) and not name.startswith("__")}
     replaced = {f"PPOTrainer.{name}" for name in methods if hasattr(PPOTrainer, name)}
     assert {"PPOTrainer._compute_metrics", "PPOTrainer.fit"} <= replaced <= {name.name for name in compat.NAMES}
-
-
-@pytest.mark.parametrize(
-    "words",
-    ["+adaptive=aero adaptive/advantage=memory", "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4"],
-)
-def test_an_advantage_may_be_swapped_for_another(words) -> None:
-    """The preset's file names its own advantage's estimator, which nobody wrote."""
-    run_checks(words)
 
 
 def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
@@ -496,6 +469,9 @@ def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
         compat.check_verl(lacking)
     with pytest.raises(AdaptiveError, match=r"need_critic does not take phase"):
         compat.check_verl(moved)
+    demanding = (compat.Name("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_values", ("self", "batch"), "x"),)
+    with pytest.raises(AdaptiveError, match="_compute_values now demands metrics"):
+        compat.check_verl(demanding)
     compat.check_verl()
 
 
@@ -517,20 +493,12 @@ def test_a_name_with_a_stand_in_is_said_and_not_refused():
     assert compat.lacks(older, "separate_async") == compat.lacks() == ([], [])
 
 
-def test_a_parameter_that_is_new_and_demanded_is_refused():
-    demanding = (compat.Name("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_values", ("self", "batch"), "x"),)
-    with pytest.raises(AdaptiveError, match="_compute_values now demands metrics"):
-        compat.check_verl(demanding)
-
-
 @pytest.mark.parametrize(("verl", "old"), [("0.7.1", True), ("0.8.0", True), ("0.9.0", False), ("0.10.0.dev0", False)])
 def test_a_verl_without_plugins_is_told_so(verl, old, monkeypatch):
     monkeypatch.setattr(compat, "version", lambda name: verl)
     assert bool(compat.too_old()) == old
     if not old:
         return
-    from verl.trainer.main_ppo import run_ppo
-
     with pytest.raises(SystemExit, match=rf"verl {verl} has neither plugins .*nor the V1 trainer.*verl>=0\.9\.0"):
         guard.Guard().on_job_start(composed("+adaptive=greso"), task_function=run_ppo)
     guard.Guard().on_job_start(composed(), task_function=run_ppo)  # nobody asked for a preset
