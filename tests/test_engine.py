@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.stats.test_table import equal
 from tests.world import POLICIES, Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
@@ -40,11 +41,7 @@ ADVANTAGES += [{"name": "memory"}, {"name": "memory", "thin": 0.7}]
 
 ON_POLICY = {"name": "pilot_commit", "n_pilot": 2, "form": "on_policy"}
 PIPELINED = {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}
-PILOTS = [
-    ON_POLICY,
-    {**ON_POLICY, "factor": 1.5},
-    PIPELINED,
-]
+PILOTS = [ON_POLICY, {**ON_POLICY, "factor": 1.5}, PIPELINED]
 #: A gate that lets hardly any solved prompt through.
 SHUT = {"name": "greso", "p_easy": 0.0, "p_min": 0.0, "floor_easy": 1e-12, "warmup_epochs": 1000}
 SAMPLERS = ["epoch", "greso", "retire", "mopps", "spread", {"name": "epoch", "round": {"prompts": 9}}]
@@ -83,12 +80,6 @@ def duplicated(count: int) -> np.ndarray:
     return keys
 
 
-def same_table(a: StatsTable, b: StatsTable) -> None:
-    assert list(a.columns) == list(b.columns)
-    for name in a.columns:
-        np.testing.assert_array_equal(a.col(name), b.col(name), err_msg=name)
-
-
 def same(a, b) -> bool:
     if isinstance(a, dict):
         return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
@@ -102,7 +93,7 @@ def same(a, b) -> bool:
 
 
 def same_state(a: OrderedEngine, b: OrderedEngine) -> None:
-    same_table(a.table, b.table)
+    equal(a.table, b.table)
     assert a.prompt_source.position == b.prompt_source.position
     assert same(a.policy.state_dict(), b.policy.state_dict())
     assert same(a.policy.metrics(), b.policy.metrics())
@@ -457,13 +448,7 @@ def test_long_answers_are_begun_first_and_decide_nothing() -> None:
     results = []
     for longest_first in (True, False):
         engine, world = make_engine(
-            "epoch",
-            "fixed",
-            "informative",
-            batch=6,
-            n=4,
-            p=np.tile([0.5, 1.0], 12),
-            longest_first=longest_first,
+            "epoch", "fixed", "informative", batch=6, n=4, p=np.tile([0.5, 1.0], 12), longest_first=longest_first
         )
         length = np.arange(24) * 10.0
 
@@ -620,12 +605,7 @@ SENT = {
         "failure": 0.2,
     },
     # a pool of which nothing is left until all that was sent is back
-    "small pool": {
-        "sampler": f"{__name__}:Shuffled",
-        "filter": "informative",
-        "p": np.full(5, 0.2),
-        "batch": 4,
-    },
+    "small pool": {"sampler": f"{__name__}:Shuffled", "filter": "informative", "p": np.full(5, 0.2), "batch": 4},
 }
 
 
@@ -654,34 +634,6 @@ class Losing(World):
         return replace(groups, **kept, offsets=offsets, lost=lost.astype(np.int32))
 
 
-@pytest.mark.parametrize(
-    ("allocator", "cap"),
-    [
-        ({**ON_POLICY, "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 46),
-        ({"name": "aero", "n_explore": 3, "n_extra": 4, "rounds": 3, "max_per_prompt": 9, "budget": "per_prompt"}, 51),
-    ],
-    ids=["pilot_commit", "aero"],
-)
-def test_a_cap_holds_where_rollouts_are_lost(allocator, cap) -> None:
-    """Who lost some would take more than was reckoned with when later prompts were sent."""
-    for seed in range(3):
-        runs = [
-            RandomWorkers(
-                *make_engine(
-                    allocator=allocator,
-                    world=Losing(np.full(40, 0.02), seed),
-                    batch=6,
-                    n=8 if allocator["name"] == "pilot_commit" else 9,
-                    max_rollouts_per_step=cap,
-                ),
-                seed=order,
-            )
-            for order in (None, seed)
-        ]
-        for _ in in_any_order(runs, 3):
-            assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)
-
-
 class ModestAllocator(PlainAllocator):
     """Says that a group may have 4 more, however many it has had."""
 
@@ -692,16 +644,30 @@ class ModestAllocator(PlainAllocator):
         return np.full(len(n), 4)
 
 
-def test_a_cap_holds_where_an_allocator_says_too_little() -> None:
-    """A bound that was counted on was given out again with each top-up: 92 rollouts under a cap of 60."""
+AERO_SHORT = {"name": "aero", "n_explore": 3, "n_extra": 4, "rounds": 3, "max_per_prompt": 9, "budget": "per_prompt"}
+
+
+@pytest.mark.parametrize(
+    ("world", "rate", "allocator", "n", "cap"),
+    [
+        # who lost some would take more than was reckoned with when later prompts were sent
+        (Losing, 0.02, {**ON_POLICY, "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 8, 46),
+        (Losing, 0.02, AERO_SHORT, 9, 51),
+        # a bound that was counted on was given out again with each top-up: 92 rollouts
+        (World, 0.1, f"{__name__}:ModestAllocator", 4, 60),
+    ],
+    ids=["pilot_commit", "aero", "says too little"],
+)
+def test_a_cap_holds_where_groups_take_more_than_was_reckoned_with(world, rate, allocator, n, cap) -> None:
+    made = {"allocator": allocator, "batch": 6, "n": n, "max_rollouts_per_step": cap}
+    made["filter"] = "informative" if world is World else "keep_all"
     for seed in range(3):
-        made = {"allocator": f"{__name__}:ModestAllocator", "batch": 6, "n": 4, "max_rollouts_per_step": 60}
         runs = [
-            RandomWorkers(*make_engine(**made, filter="informative", world=World(np.full(40, 0.1), seed)), seed=order)
+            RandomWorkers(*make_engine(**made, world=world(np.full(40, rate), seed)), seed=order)
             for order in (None, seed)
         ]
         for _ in in_any_order(runs, 3):
-            assert all(sum(r.rollouts for r in run.asked) <= 60 for run in runs)
+            assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)
 
 
 @pytest.mark.parametrize("allocator", ["fixed", "aero", ON_POLICY], ids=["fixed", "aero", "pilot_commit"])
@@ -975,7 +941,7 @@ def test_an_async_resume_goes_on_bit_for_bit_and_a_record_replays(policy, stream
         assert np.array_equal(one.trains, other.trains)
         assert one.ledger.as_dict() == other.ledger.as_dict()
         assert same(states(engine), states(again))
-        same_table(engine.table, again.table)
+        equal(engine.table, again.table)
     recorder.close()
     report = replay(tmp_path / "attempt-0")
     assert report.identical and report.open_step is None, report

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 import sys
 from pathlib import Path
@@ -10,24 +9,14 @@ from types import ModuleType
 
 import pytest
 
+from tests.docs.test_prepare_math import load
+
 pytest.importorskip("reasoning_gym")
-
-EXAMPLES = Path(__file__).resolve().parents[1] / "examples" / "cpu"
-
-
-def load(name: str) -> ModuleType:
-    """Import one of the example scripts, which are not a package."""
-    spec = importlib.util.spec_from_file_location(f"quickstart_{name}", EXAMPLES / f"{name}.py")
-    assert spec is not None and spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # dataclasses look their module up
-    spec.loader.exec_module(module)
-    return module
 
 
 @pytest.fixture(scope="module")
 def data() -> ModuleType:
-    return load("make_data")
+    return load("cpu/make_data")
 
 
 @pytest.fixture(scope="module")
@@ -37,7 +26,7 @@ def sets(data: ModuleType) -> dict[str, list[dict]]:
 
 @pytest.fixture(scope="module")
 def reward() -> ModuleType:
-    return load("reward")
+    return load("cpu/reward")
 
 
 def question(row: dict) -> str:

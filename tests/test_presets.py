@@ -18,6 +18,7 @@ from omegaconf import DictConfig, OmegaConf
 
 import hydra_configs.verl_adaptive
 import verl_adaptive.policy as policy
+from tests.cli.lines import MINIMAL
 from tests.world import World, engine_of, run
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
@@ -348,16 +349,6 @@ def test_an_unknown_key_is_refused_by_hydra(key, composed) -> None:
 
 
 # -- verl's own validation ----------------------------------------------------------------------------------
-
-MINIMAL = (
-    "algorithm.adv_estimator=grpo",
-    "data.train_batch_size=64",
-    "actor_rollout_ref.rollout.n=16",
-    "actor_rollout_ref.actor.ppo_mini_batch_size=32",
-    "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=8",
-    "actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=8",
-    "trainer.n_gpus_per_node=2",
-)
 
 
 @pytest.mark.parametrize(

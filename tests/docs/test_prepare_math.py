@@ -16,6 +16,7 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
 def load(name: str):
+    """Import one of the example scripts, which are not a package."""
     spec = importlib.util.spec_from_file_location(name, EXAMPLES / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module  # dataclasses look their module up

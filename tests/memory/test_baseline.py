@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.reference import SlowBaseline, SlowMemory
-from tests.samplers.bound import bound, progress_at
+from tests.samplers.bound import bound, progress_at, show
 from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.config import RunFacts
@@ -28,9 +28,7 @@ def make_baseline(options=None, M: int = PROMPTS, sources=SOURCES, **facts) -> M
 
 def see(made: MemoryBaseline, groups: Groups, step: int = 1) -> np.ndarray:
     """A step as the engine and the trainer make it: observe, close, compute."""
-    made.table.observe(groups, step, tolerance=1e-6)
-    made.observe(groups, progress_at(step))
-    made.end_step(progress_at(step))
+    show(made, groups, step)
     return made.compute(groups.reward, groups.group_of, groups)
 
 

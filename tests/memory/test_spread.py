@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.memory.reference import SlowMemory
-from tests.samplers.bound import bound, known, progress_at
+from tests.samplers.bound import bound, known, progress_at, show
 from tests.world import make_engine, run
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
@@ -19,12 +19,6 @@ from verl_adaptive.stats.table import StatsTable
 
 def make_spread(M: int, table: StatsTable | None = None, sources=None, n: int = 8, **options) -> Spread:
     return bound(Spread(options), M, n=n, table=table, sources=sources)
-
-
-def see(made: Spread, groups: Groups, step: int) -> None:
-    made.table.observe(groups, step, tolerance=1e-6)
-    made.observe(groups, progress_at(step))
-    made.end_step(progress_at(step))
 
 
 @settings(max_examples=40)
@@ -44,7 +38,7 @@ def test_the_expected_share_of_successes(history, prior) -> None:
     made = make_spread(9, sources=sources, weight="success", **options)
     slow = SlowMemory(sources, 0.8, 3.0, prior == "source", centre=0.5)
     for step, groups in enumerate(history, 1):
-        see(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
+        show(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
         for prompt, rewards in groups:
             slow.visit(prompt, rewards)
         slow.end_step()
@@ -56,7 +50,7 @@ def test_settled_prompts_of_a_mixed_source_are_let_go() -> None:
     rate = np.repeat([0.0, 1.0, 0.5], [90, 90, 20])
     made, rng = make_spread(200, sources=["a"] * 200), np.random.default_rng(0)
     for step in range(1, 61):
-        see(made, Groups.from_lists(range(200), (rng.random((200, 1)) < rate[:, None]).astype(float).tolist()), step)
+        show(made, Groups.from_lists(range(200), (rng.random((200, 1)) < rate[:, None]).astype(float).tolist()), step)
     weight = made._weight(np.arange(200))
     assert weight[:180].max() < 0.1 * weight[180:].min()
 
@@ -66,7 +60,7 @@ def test_rewards_of_0_and_1_are_drawn_by_the_spread_of_successes() -> None:
     made, rng, rate = make_spread(200, sources=["a", "b"] * 100), np.random.default_rng(0), np.linspace(0, 1, 200) ** 2
     for step in range(1, 60):
         rows = rng.permutation(150)[:40]
-        see(made, Groups.from_lists(rows, [[float(rng.random() < rate[r])] for r in rows]), step)
+        show(made, Groups.from_lists(rows, [[float(rng.random() < rate[r])] for r in rows]), step)
     rows = np.arange(200)
     v = made.memory.value(rows)
     assert 0.85 < made._scale.unit < 1.15
@@ -81,7 +75,7 @@ def test_units_of_the_reward_do_not_matter(a, b) -> None:
         rows = rng.permutation(60)[:20]
         reward = np.clip(rng.normal(rows / 60, 0.01 * rows / 60)[:, None], 0, 1).round(3)
         for made, values in ((one, reward), (other, a * reward + b)):
-            see(made, Groups.from_lists(rows, values.tolist()), step)
+            show(made, Groups.from_lists(rows, values.tolist()), step)
     np.testing.assert_allclose(one._weight(np.arange(60)), other._weight(np.arange(60)), rtol=1e-4)
 
 
@@ -90,7 +84,7 @@ def test_graded_rewards_are_drawn_by_their_spread() -> None:
     made, rng = make_spread(80, strength=1.0), np.random.default_rng(0)
     for step in range(1, 200):
         rows = rng.permutation(80)[:40]
-        see(made, Groups.from_lists(rows, [[0.15 + spread[r % 4] * rng.choice([-1, 1])] for r in rows]), step)
+        show(made, Groups.from_lists(rows, [[0.15 + spread[r % 4] * rng.choice([-1, 1])] for r in rows]), step)
     mean = made._weight(np.arange(80)).reshape(-1, 4).mean(0)
     assert mean[0] < 0.5 * mean[2] and mean[1] < 0.7 * mean[2] < 0.6 * mean[3]
 
@@ -103,7 +97,7 @@ def test_a_reward_for_the_format_takes_no_draws_away() -> None:
     for step in range(1, 150):
         rows = made.pick(np.arange(400), 64, progress_at(step)).rows
         reward = (rng.random(64) < p[rows]) + np.where(source[rows] == 0, 0.5, 0.0)
-        see(made, Groups.from_lists(rows, reward[:, None].tolist(), success=(reward[:, None] >= 0.5).tolist()), step)
+        show(made, Groups.from_lists(rows, reward[:, None].tolist(), success=(reward[:, None] >= 0.5).tolist()), step)
         drawn += np.bincount(source[rows], minlength=4) * (step > 50)
     np.testing.assert_allclose(drawn / drawn.sum(), 0.25, atol=0.02)
 
@@ -115,7 +109,7 @@ def test_a_rogue_reward_draws_no_prompt_for_ever() -> None:
         reward = (rng.random(50) < 0.5).astype(float)
         if step == 20:
             reward[0], rogue = -1e4, rows[0]
-        see(made, Groups.from_lists(rows, reward[:, None].tolist()), step)
+        show(made, Groups.from_lists(rows, reward[:, None].tolist()), step)
         weight = made._weight(np.arange(100))
         assert 0.3 < weight.mean() < 0.7
     assert weight[rogue] < 1.5 * weight.mean()
@@ -125,7 +119,7 @@ def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
     """The first of a race is a prompt with chance weight / Σ weights."""
     made = make_spread(6, floor=0.1, strength=0.001, weight="success")
     for step in range(1, 30):
-        see(made, Groups.from_lists(range(6), [[0], [1], [0, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1]]), step)
+        show(made, Groups.from_lists(range(6), [[0], [1], [0, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1]]), step)
     weight = made._weight(np.arange(6))
     v = made.memory.value(np.arange(6))
     np.testing.assert_allclose(weight, np.sqrt(v * (1 - v)) + 0.1)
@@ -174,7 +168,7 @@ def test_a_new_prompt_is_expected_to_be_as_its_source() -> None:
     made = make_spread(60, sources=sources)
     for step in range(1, 4):
         rows = np.concatenate([np.arange(10), np.arange(30, 40)])
-        see(made, Groups.from_lists(rows, [[1.0]] * 10 + [[float(i % 2)] for i in range(10)]), step)
+        show(made, Groups.from_lists(rows, [[1.0]] * 10 + [[float(i % 2)] for i in range(10)]), step)
     weight = made._weight(np.arange(60))
     assert weight[20] < 0.75 * weight[50]
 

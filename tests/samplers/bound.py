@@ -50,6 +50,13 @@ def progress_at(step: int, batch: int = 8, seed: int = 0, **more) -> Progress:
     return Progress(step=step, batch=batch, draw=Draw(seed, step), **more)
 
 
+def show(part: Role, groups: Groups, step: int) -> None:
+    """A step's groups go into the table and to the part, and the step ends."""
+    part.table.observe(groups, step, tolerance=1e-6)
+    part.observe(groups, progress_at(step))
+    part.end_step(progress_at(step))
+
+
 def groups_of(rows: np.ndarray, correct: np.ndarray, n: np.ndarray) -> Groups:
     """Groups with ``correct`` right answers out of ``n``."""
     return Groups.from_lists(rows, [[1.0] * int(c) + [0.0] * int(k - c) for c, k in zip(correct, n, strict=True)])

@@ -1,4 +1,4 @@
-"""The queue against hand-computed cases and a slow, obvious reference; lengths."""
+"""The queue against a slow, obvious reference (by hand: test_clock.py); lengths."""
 
 from __future__ import annotations
 
@@ -13,25 +13,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.simulate import LengthConfig, Machine
 from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.queueing import ServerQueue
-
-
-def drain(queue: ServerQueue) -> list[tuple[int, float]]:
-    out = []
-    while queue.busy:
-        tag = queue.pop()
-        out.append((tag, queue.now))
-    return out
-
-
-def test_two_slots_by_hand() -> None:
-    """Steps of 1 s whatever runs: the third sequence begins when the first ends."""
-    queue = ServerQueue(Machine(replicas=1, slots=2, base=1.0, each=0.0))
-    for tag, length in enumerate((3, 5, 4)):
-        queue.add([length], tag)
-    assert drain(queue) == [(0, 3.0), (1, 5.0), (2, 7.0)]
-    assert queue.tokens == 12 and queue.occupied == 12
-    with pytest.raises(ValueError, match="nothing is running"):
-        queue.pop()
 
 
 class Slow:
@@ -99,6 +80,8 @@ def test_the_queue_is_the_slow_reference(sent, replicas, slots, each, stop) -> N
     if not queue.busy:
         assert queue.tokens == pytest.approx(sum(sum(lengths) for lengths, _ in sent))
     assert queue.abort() == max(0, len(slow.left) - replicas * slots) and not queue.busy and queue.next_end == inf
+    with pytest.raises(ValueError, match="nothing is running"):
+        queue.pop()
 
 
 # -- lengths ----------------------------------------------------------------------------------------------------------

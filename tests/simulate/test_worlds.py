@@ -50,14 +50,6 @@ def test_rewards_equal_a_loop_over_rollouts(sizes, stage, seed, p) -> None:
     assert at == made.rollouts and made.n.tolist() == sizes
 
 
-def test_rewards_do_not_depend_on_the_order_of_the_requests() -> None:
-    p = np.linspace(0, 1, 20)
-    asked, back = requests(np.arange(20), np.arange(1, 21)), np.arange(20)[::-1]
-    turned = Requests(*(getattr(asked, f)[back] for f in ("submission", "index", "row", "n", "stage")))
-    first, then = draw_groups(asked, p, 5), draw_groups(turned, p[back], 5).select(back)
-    assert np.array_equal(first.reward, then.reward) and np.array_equal(first.tokens, then.tokens)
-
-
 def test_a_failed_group_loses_half_of_its_rollouts() -> None:
     made = draw_groups(requests(np.arange(4_000), np.full(4_000, 7)), np.full(4_000, 0.5), 1, failure=0.1)
     assert made.failed.mean() == pytest.approx(0.1, abs=0.02)

@@ -15,15 +15,7 @@ from hypothesis import strategies as st
 
 from tests.stats.made import make_keys
 from verl_adaptive.stats import dataset_identity, dataset_keys, fingerprint, repeated_rows
-from verl_adaptive.stats.keys import (
-    KEY_DTYPE,
-    Identity,
-    custom_key,
-    key_hex,
-    keys_array,
-    keys_bytes,
-    prompt_key,
-)
+from verl_adaptive.stats.keys import KEY_DTYPE, Identity, custom_key, key_hex, keys_array, keys_bytes, prompt_key
 
 VECTORS = json.loads((Path(__file__).parent / "fixtures" / "key_vectors.json").read_text(encoding="utf-8"))
 

@@ -214,10 +214,7 @@ def build(items: list[Any]) -> Groups:
 
 
 @settings(max_examples=80)
-@given(
-    st.lists(st.lists(group, max_size=12), max_size=4),
-    st.sampled_from([0.0, 0.15, 2.0]),
-)
+@given(st.lists(st.lists(group, max_size=12), max_size=4), st.sampled_from([0.0, 0.15, 2.0]))
 def test_observe_against_the_slow_reference(batches: list[list[Any]], tolerance: float) -> None:
     table, model = StatsTable(), fresh_model()
     table.rows_for(make_keys(_COUNT))
@@ -228,22 +225,14 @@ def test_observe_against_the_slow_reference(batches: list[list[Any]], tolerance:
         same(table, model)
 
 
-def test_failures_say_nothing_about_difficulty_and_saturate() -> None:
+def test_failures_saturate() -> None:
+    """That they say nothing about difficulty: the slow reference above."""
     table = StatsTable()
     table.rows_for(make_keys(2))
-    before = {name: table.col(name).tobytes() for name in SHARED_COLUMNS if name not in ("failures", "last_try")}
-    groups = Groups.from_lists(
-        [0, 0, 0, 0, 1],
-        [[1, 1], [], [math.nan, 1], [0, math.inf], [1]],
-        failed=[True, False, False, False, True],
-    )
-    table.observe(groups, 5, tolerance=0.0)
-    assert table.col("failures").tolist() == [4, 1]
-    assert table.col("last_try").tolist() == [5, 5] and table.col("last_step").tolist() == [-1, -1]
-    assert before == {name: table.col(name).tobytes() for name in before}
     table.col("failures")[0] = 65534
+    groups = Groups.from_lists([0, 0, 0, 0, 1], [[1, 1], [], [math.nan, 1], [0, math.inf], [1]], failed=[1, 0, 0, 0, 1])
     table.observe(groups, 5, tolerance=0.0)
-    assert table.col("failures").tolist() == [65535, 2]
+    assert table.col("failures").tolist() == [65535, 1]
 
 
 def test_rows_outside_the_table_are_an_error() -> None:
