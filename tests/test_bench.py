@@ -56,7 +56,7 @@ def data() -> dict:
             {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11", "versions": {"torch": "2"}}
         ],
         "settings": {
-            **{"steps": 10, "batch": 10, "n": 10, "updates": 2, "pool": 5, "held_out": 6, "layers": 1, "hidden": 2},
+            **{"steps": 10, "batch": 10, "n": 10, "updates": 2, "pool": 5, "held_out": 6, "layers": 1, "hidden": 2}
         },
         "variants": {"base": {}},
         "presets": {

@@ -46,10 +46,10 @@ REFUSED: dict[tuple[str, str], list] = {
         *({"choose": "newest"}, {"safety": INF}),
     ],
     ("allocator", "aero"): [
-        *({"n_explore": 0}, {"n_extra": 0}, {"u_res": 1.0}, {"rounds": -1}, {"budget": "shared"}, {"n_explor": 4}),
+        *({"n_explore": 0}, {"n_extra": 0}, {"u_res": 1.0}, {"rounds": -1}, {"budget": "shared"}, {"n_explor": 4})
     ],
     ("advantage", "beta"): [
-        *({"alpha0": 0.0}, {"beta0": -1.0}, {"w_neg": 1.5}, {"variant": "s2-a"}, {"baseline": "group"}, {"alpha": 1.0}),
+        *({"alpha0": 0.0}, {"beta0": -1.0}, {"w_neg": 1.5}, {"variant": "s2-a"}, {"baseline": "group"}, {"alpha": 1.0})
     ],
     ("advantage", "memory"): [
         *({"decay": 1.5}, {"strength": 0.0}, {"shrink": -1.0}, {"scale": "x"}, {"thin": -1.0}),

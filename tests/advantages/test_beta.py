@@ -139,9 +139,7 @@ def test_mixed_groups_are_verls_own_grpo() -> None:
 
 def test_success_is_read_off_the_nearest_reward_of_the_own_group() -> None:
     groups = Groups.from_lists(
-        [0, 1, 2],
-        [[0.0, 1.0, 1.0, 0.4], [-1.0, 1.0], [5.0]],
-        success=[[0.0, 1.0, 0.0, 0.2], [0.0, 1.0], [0.7]],
+        [0, 1, 2], [[0.0, 1.0, 1.0, 0.4], [-1.0, 1.0], [5.0]], success=[[0.0, 1.0, 0.0, 0.2], [0.0, 1.0], [0.7]]
     )
     reward = np.array([0.1, 0.9, 0.41, 0.7, -3.0, 0.2, -0.2, 0.0, -9.0, 9.0])
     home = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])

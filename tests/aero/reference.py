@@ -41,15 +41,7 @@ def uniform(draw: Draw, purpose: str, query: Query, salt: int) -> float:
 
 
 def explore_and_rescue(
-    queries: list[Query],
-    *,
-    N: int,
-    n_explore: int,
-    n_extra: int,
-    u_res: float,
-    pooled: bool,
-    limit: int,
-    rounds: int,
+    queries: list[Query], *, N: int, n_explore: int, n_extra: int, u_res: float, pooled: bool, limit: int, rounds: int
 ) -> None:
     """Stages I and II, strategy 1."""
     for q in queries:

@@ -159,11 +159,7 @@ def test_a_closed_pipe_is_quiet(finished) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "status", "said"),
-    [
-        (">/dev/full", 1, "No space left on device"),
-        ("2>/dev/full", 0, None),
-    ],
+    ("where", "status", "said"), [(">/dev/full", 1, "No space left on device"), ("2>/dev/full", 0, None)]
 )
 def test_output_that_goes_nowhere(where, status, said) -> None:
     line = f"'{sys.executable}' -m verl_adaptive parts greso {where}"

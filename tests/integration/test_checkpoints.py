@@ -177,10 +177,7 @@ def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_pa
     made.run_store, made.engine, made.session, made._monitor = run_store, engine, NoGroups(), None
     run_store.save = RunStore.save.__get__(run_store)
     made.config = OmegaConf.create(
-        {
-            "trainer": {"default_local_dir": str(tmp_path), "default_hdfs_dir": None},
-            "actor_rollout_ref": {"actor": {}},
-        }
+        {"trainer": {"default_local_dir": str(tmp_path), "default_hdfs_dir": None}, "actor_rollout_ref": {"actor": {}}}
     )
     made.stream = DataloaderPrompts(rows, SequentialSampler(rows), chunk=1, workers=0)
     made.train_dataloader, made.global_steps, made.use_critic, made.trainer_mode = made.stream.loader, 2, False, "sync"

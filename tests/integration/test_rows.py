@@ -12,11 +12,7 @@ from tensordict import TensorDict
 pytest.importorskip("verl")
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
-from verl.utils.tensordict_utils import (
-    index_select_tensor_dict,
-    list_of_dict_to_tensordict,
-    maybe_fix_3d_position_ids,
-)
+from verl.utils.tensordict_utils import index_select_tensor_dict, list_of_dict_to_tensordict, maybe_fix_3d_position_ids
 
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl

@@ -168,10 +168,7 @@ def clear(batch) -> None:
     assert left() == set()
 
 
-PILOTS = {
-    "allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy"},
-    "filter": "band",
-}
+PILOTS = {"allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy"}, "filter": "band"}
 
 
 @pytest.mark.parametrize("order", [0, 1, 2])
@@ -617,9 +614,7 @@ def test_what_the_queue_has_no_room_for_waits_for_groups_that_are_dropped(queue,
     session = session_of(workers, n=2, filter="informative", max_rounds=PROMPTS // BATCH)
     submit = workers.submit
     session.handles = replace(
-        session.handles,
-        row_limit=limit,
-        submit=lambda batch: most.append(session.queue.expected()) or submit(batch),
+        session.handles, row_limit=limit, submit=lambda batch: most.append(session.queue.expected()) or submit(batch)
     )
     for _ in range(3):
         batch = batch_of(session)

@@ -31,10 +31,7 @@ from verl_adaptive.integration.stream_session import NothingLeft, StreamSession 
 from verl_adaptive.record import Recorder, replay  # noqa: E402
 from verl_adaptive.stats import StatsTable  # noqa: E402
 
-STREAMS = {
-    "colocate": AsyncFacts(warmup=BATCH, threshold=8),
-    "separate": AsyncFacts(warmup=6, parts=2, threshold=3),
-}
+STREAMS = {"colocate": AsyncFacts(warmup=BATCH, threshold=8), "separate": AsyncFacts(warmup=6, parts=2, threshold=3)}
 
 
 class SlowWorkers(Workers):
