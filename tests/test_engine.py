@@ -15,6 +15,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.stats.test_snapshot import same_state as same
 from tests.stats.test_table import equal
 from tests.world import POLICIES, Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
 from verl_adaptive.config import RunFacts
@@ -78,18 +79,6 @@ def duplicated(count: int) -> np.ndarray:
     keys = keys_of(count)
     keys[4::5] = keys[3 : 3 + len(keys) : 5][: len(keys[4::5])]
     return keys
-
-
-def same(a, b) -> bool:
-    if isinstance(a, dict):
-        return a.keys() == b.keys() and all(same(a[k], b[k]) for k in a)
-    if isinstance(a, list | tuple):
-        return len(a) == len(b) and all(map(same, a, b))
-    return (
-        np.array_equal(a, b, equal_nan=True)
-        if isinstance(a, np.ndarray) and a.dtype.kind == "f"
-        else bool(np.all(np.asarray(a) == np.asarray(b)))
-    )
 
 
 def same_state(a: OrderedEngine, b: OrderedEngine) -> None:

@@ -22,7 +22,7 @@ POLICY = ("greso", "fixed", "informative", "verl")
 
 
 def record(folder, *, stream: bool = False, steps: int = 4):
-    """A small run's record; its folder."""
+    """A small run's record; its folder. The run goes on to its end whatever becomes of the record."""
     if stream:
         engine, world = make_stream_engine(*POLICY, stream=AsyncFacts(warmup=8))
     else:
@@ -33,7 +33,7 @@ def record(folder, *, stream: bool = False, steps: int = 4):
         if stream:
             arrivals.step(engine, step)
         else:
-            run_step(engine, world, step)
+            assert run_step(engine, world, step).groups.rollouts
     recorder.close()
     return recorder.folder
 
@@ -157,13 +157,9 @@ def test_an_empty_record_shows_nothing(call, tmp_path, content):
 
 def test_a_full_disk_ends_the_recording_and_not_the_run(call, tmp_path, caplog):
     with tmpfs(tmp_path / "disk", "64k") as disk:
-        engine, world = make_engine(*POLICY)
-        recorder = Recorder(disk / "record", engine)
-        for step in range(1, 60):
-            assert run_step(engine, world, step).groups.rollouts
-        recorder.close()
+        folder = record(disk / "record", steps=59)
         assert caplog.text.count("recording stopped in step") == 1 and "No space left" in caplog.text
-        status, out, err = call("replay", str(recorder.folder))  # what there is, up to the torn line
+        status, out, err = call("replay", str(folder))  # what there is, up to the torn line
         assert status == 0 and "every decision identical" in out and not err
         steps = int(out.split(": ")[1].split(" ")[0])
         assert 0 < steps < 59
@@ -173,11 +169,7 @@ def test_a_disk_that_is_full_when_an_attempt_begins_costs_the_record_and_not_the
     with tmpfs(tmp_path / "disk", "64k") as disk:
         record(disk / "record")
         (disk / "filler").write_bytes(b"x" * (os.statvfs(disk).f_bavail * os.statvfs(disk).f_bsize))
-        engine, world = make_engine(*POLICY)
-        recorder = Recorder(disk / "record", engine)
-        for step in range(1, 4):
-            assert run_step(engine, world, step).groups.rollouts
-        recorder.close()
+        record(disk / "record", steps=3)
         assert caplog.text.count("nothing is recorded of this attempt") == 1 and "No space left" in caplog.text
         assert [path.name for path in (disk / "record").iterdir()] == ["attempt-0"]  # no half of an attempt
         status, out, err = call("replay", str(disk / "record"))
@@ -186,10 +178,9 @@ def test_a_disk_that_is_full_when_an_attempt_begins_costs_the_record_and_not_the
 
 def test_an_attempt_after_an_earlier_one_was_removed(tmp_path):
     folder = record(tmp_path / "record")
-    engine, _ = make_engine(*POLICY)
-    Recorder(tmp_path / "record", engine).close()
+    record(tmp_path / "record", steps=0)
     shutil.rmtree(folder)
-    Recorder(tmp_path / "record", engine).close()
+    record(tmp_path / "record", steps=0)
     assert sorted(path.name for path in (tmp_path / "record").iterdir()) == ["attempt-1", "attempt-2"]
 
 

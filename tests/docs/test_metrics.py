@@ -101,10 +101,6 @@ def emitted() -> dict[str, float]:
     return out | times.Timings(slots=8).metrics()
 
 
-def test_something_is_emitted(emitted) -> None:
-    assert len(emitted) > 70 and len(table_rows()) > 60
-
-
 def test_every_emitted_name_is_documented(emitted) -> None:
     assert not sorted(name for name in emitted if documented(name) is None)
 

@@ -106,11 +106,21 @@ def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:
     assert "verl-adaptive:" not in done.stderr
 
 
-def test_a_preset_chosen_in_a_file_of_the_users_is_refused_too(tmp_path, forked) -> None:
-    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - adaptive: greso\n  - _self_\n")
-    words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine", "trainer.use_v1=false")
-    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]")
-    assert done.returncode == 1 and "+adaptive=greso: trainer.use_v1=False" in done.stderr, done.stderr
+@pytest.mark.parametrize(
+    ("chosen", "more", "word", "plugins", "says"),
+    [
+        ("{adaptive: greso}", "", "trainer.use_v1=false", "auto", "+adaptive=greso: trainer.use_v1=False"),
+        ("_self_", "adaptive: solo", "", "none", "`- adaptive: solo` in the defaults list"),
+        ("_self_", "adaptive: solo", "", "auto", "`- adaptive: solo` in the defaults list"),
+        ("{adaptive: grpo}, {adaptive/platform: cpu}", "", "", "auto", "trainer.device=cpu needs VERL_PLATFORM=cpu"),
+    ],
+    ids=["a preset", "a plain value, no plugin", "a plain value", "a platform"],
+)
+def test_what_a_file_of_the_users_says_is_refused_too(chosen, more, word, plugins, says, tmp_path, forked) -> None:
+    (tmp_path / "mine.yaml").write_text(f"defaults: [ppo_trainer, {chosen}]\n{more}\n")
+    words = ["-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine", *word.split()]
+    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]", VERL_USE_EXTERNAL_PLUGINS=plugins)
+    assert done.returncode == 1 and says in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize(
@@ -204,14 +214,6 @@ def test_another_program_is_let_through_by_one_override_that_is_logged(spin) -> 
     let = spin("+adaptive=solo", guard.ANY_PROGRAM)
     assert "TRAINS" in let.stdout, let.stderr
     assert "lets the preset through" in let.stdout, let.stdout
-
-
-@pytest.mark.parametrize("plugins", ["none", "auto"])
-def test_a_preset_as_a_plain_value_of_a_file(tmp_path, forked, plugins) -> None:
-    (tmp_path / "mine.yaml").write_text("defaults:\n  - ppo_trainer\n  - _self_\nadaptive: solo\n")
-    words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine")
-    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]", VERL_USE_EXTERNAL_PLUGINS=plugins)
-    assert done.returncode == 1 and "`- adaptive: solo` in the defaults list" in done.stderr, done.stderr
 
 
 BARE = """
@@ -326,12 +328,3 @@ def test_the_word_alone_chooses_the_cpu(forked) -> None:
     """verl picks a platform when it is imported; without the variable training died of NCCL."""
     done = forked("-c", PLATFORM, "+adaptive=grpo", "+adaptive/platform=cpu")
     assert done.stdout.split() == ["PlatformCPU", "cpu"], done.stderr
-
-
-def test_a_platform_in_a_file_says_what_to_set(tmp_path, forked) -> None:
-    (tmp_path / "mine.yaml").write_text(
-        "defaults:\n  - ppo_trainer\n  - adaptive: grpo\n  - adaptive/platform: cpu\n  - _self_\n"
-    )
-    words = ("-m", "verl.trainer.main_ppo", f"--config-path={tmp_path}", "--config-name=mine")
-    done = forked(*words, "hydra.searchpath=[pkg://verl.trainer.config]")
-    assert done.returncode == 1 and "trainer.device=cpu needs VERL_PLATFORM=cpu" in done.stderr, done.stderr

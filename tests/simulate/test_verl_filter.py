@@ -98,22 +98,21 @@ def results(submissions: list[int], seed: int, share: float) -> Groups:
     return Groups.from_lists(submissions, rewards, submission=submissions, index=submissions)
 
 
+def peer_of(size: int, batch: int, n: int, **more: int) -> VerlFilter:
+    table, config = StatsTable(), AdaptiveConfig()
+    table.rows_for(number_keys(size))
+    facts = RunFacts(batch, n, 1, size, 0)
+    return VerlFilter(
+        build_policy(config), table, config, facts, np.arange(size), WorldPrompts(size, shuffle=False), **more
+    )
+
+
 @given(seed=st.integers(0, 10**6), share=st.floats(0.0, 0.9), inflight=st.integers(1, 3))
 @settings(max_examples=20)
 def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) -> None:
     """Any times of return, any share of flat groups: the same numbers at the same looks, the same end."""
     expected, end = verls(seed, share, inflight)
-    table, size = StatsTable(), 5_000
-    table.rows_for(number_keys(size))
-    peer = VerlFilter(
-        build_policy(AdaptiveConfig()),
-        table,
-        AdaptiveConfig(),
-        RunFacts(BATCH, N, 1, size, 0),
-        np.arange(size),
-        WorldPrompts(size, shuffle=False),
-        max_inflight=inflight,
-    )
+    peer = peer_of(5_000, BATCH, N, max_inflight=inflight)
     log: list[tuple[float, int]] = []
     flight: dict[int, float] = {}
     now, requests = 0.0, peer.begin(1)
@@ -133,14 +132,7 @@ def test_prompts_are_sent_as_verls_own_loop_sends_them(seed, share, inflight) ->
 
 
 def test_it_refuses_to_be_cut_short() -> None:
-    peer = VerlFilter(
-        build_policy(AdaptiveConfig()),
-        StatsTable(),
-        AdaptiveConfig(),
-        RunFacts(2, 2, 1, 9, 0),
-        np.arange(9),
-        WorldPrompts(9),
-    )
+    peer = peer_of(9, 2, 2)
     peer.begin(1)
     with pytest.raises(AdaptiveError, match="2 prompts are in flight"):
         peer.finish()

@@ -42,7 +42,7 @@ def same_state(one: Any, other: Any) -> bool:
         return isinstance(other, np.ndarray) and one.dtype == other.dtype and one.tobytes() == other.tobytes()
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(same_state(one[k], other[k]) for k in one)
-    if isinstance(one, list):
+    if isinstance(one, list | tuple):
         return len(one) == len(other) and all(map(same_state, one, other))
     return type(one) is type(other) and repr(one) == repr(other)
 
