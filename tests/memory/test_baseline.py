@@ -341,7 +341,7 @@ def test_the_signal_is_not_the_reward() -> None:
 
 
 def test_failed_groups_leave_no_trace() -> None:
-    engine, world = make_engine(advantage="memory", n=1, batch=16, world=World(np.full(40, 0.5), failure=0.4))
+    engine, world = make_engine(advantage="memory", n=2, batch=16, world=World(np.full(400, 0.5), failure=0.4))
     for step in range(1, 20):
         result = run_step(engine, world, step)
         good = result.groups.select(result.trained)
