@@ -428,16 +428,6 @@ def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
     assert json.loads(call("stats", tmp_path, "--json")[1])["brought"] is None
 
 
-def test_snapshots_after_a_runs_last_step_are_not_its_own(tmp_path) -> None:
-    """The folder has a snapshot of a run before; of the run's own ones the newest counts."""
-    make_run(tmp_path / "before", steps=6)
-    make_run(tmp_path / "run", steps=2)
-    (tmp_path / "before" / "global_step_6").rename(tmp_path / "run" / "global_step_6")
-    assert open_run(tmp_path / "run").retired[1] == 2
-    (tmp_path / "run" / "global_step_2").rename(tmp_path / "global_step_2")
-    assert open_run(tmp_path / "run").retired is None
-
-
 def test_snapshots_of_another_training_in_the_same_place_are_not_its_own(tmp_path) -> None:
     """A run that was moved names a folder where another one trains now; one from scratch has those of before beside it."""
     make_run(tmp_path / "run", steps=4)
