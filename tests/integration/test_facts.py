@@ -89,12 +89,6 @@ def test_a_rollout_of_no_known_group_is_an_error() -> None:
             get_adv_estimator_fn("adaptive_beta")(rewards, torch.ones(3, 2), index=np.array(["a", "a", "b"]))
 
 
-@pytest.mark.parametrize(("epochs", "updates"), [(1, 4), (3, 12)])
-def test_updates_of_a_step(epochs, updates) -> None:
-    config, _ = composed("+adaptive=greso", f"actor_rollout_ref.actor.ppo_epochs={epochs}")
-    assert facts.updates_of(config) == updates
-
-
 def test_the_journal_lies_beside_the_checkpoints_or_where_it_is_said(tmp_path) -> None:
     place = facts.journal_place(
         *composed("+adaptive=greso", f"trainer.default_local_dir={tmp_path}", "trainer.experiment_name=e")
