@@ -66,6 +66,39 @@ def test_what_cannot_work_is_refused(role, name) -> None:
             make_part(role, {"name": name, **options})
 
 
+#: Part → group size of a run, options that this run refuses, and the key (and value) that the message is about.
+IN_A_RUN: dict[tuple[str, str], list] = {
+    ("sampler", "cero"): [
+        (8, dict(capacity=81), "capacity="),
+        (8, dict(budget=10_000, capacity=32), "budget="),
+        (8, dict(g=1, n_max=1), "n_max="),
+        (8, dict(g=1, n_max=4, capacity=1, budget=3), "capacity="),
+        (8, dict(capacity=15), "capacity=15"),
+        (8, dict(n_max=3), "n_max=3"),
+    ],
+    ("allocator", "aero"): [
+        (8, {"n_explore": 9}, "n_explore="),
+        (8, {"max_per_prompt": 3}, "max_per_prompt="),
+        (8, {"budget": "per_prompt", "max_per_prompt": 9}, "max_per_prompt="),
+    ],
+    ("allocator", "pilot_commit"): [
+        (64, {"n_pilot": 64}, "n_pilot="),
+        (2, {}, "n_pilot="),
+        (64, {"n_pilot": 1}, "n_pilot="),
+        (64, {"n_pilot": 2, "lower": 0.6, "upper": 0.3}, "n_pilot="),
+        (64, {"lower": 0.5, "upper": 0.6}, "lower="),
+        (64, {"choose": "max_variance"}, "choose="),
+    ],
+}
+
+
+@pytest.mark.parametrize(("role", "name"), IN_A_RUN)
+def test_what_cannot_work_in_a_run_is_refused(role, name) -> None:
+    for n, options, key in IN_A_RUN[role, name]:
+        with pytest.raises(ConfigError, match=rf"^adaptive\.{role}\.{key}"):
+            bound(make_part(role, {"name": name, **options}), 40, batch=8, n=n, steps=50)
+
+
 @pytest.mark.parametrize("k", [1e9, 1e19, 1e300, math.inf])
 def test_a_k_for_all_keeps_all(k) -> None:
     """From 1e19 on it overflowed, and kept one wrong rollout for a right one."""

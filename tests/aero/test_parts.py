@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-import pytest
 
 from tests.samplers.bound import bound, progress_at
 from tests.world import World, make_engine, run, run_step
 from verl_adaptive.allocators.aero_rescue import AeroRescue
-from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 
 # -- rescue ---------------------------------------------------------------------------------------------------
@@ -75,19 +73,6 @@ def test_a_pool_samplers_plan_is_each_prompts_budget() -> None:
     planned = np.array([2, 4, 20])
     first = allocator.first(np.arange(3), planned, progress_at(1))
     assert first.tolist() == [2, 4, 4] and allocator.fund(first, planned).tolist() == [0, 0, 16]
-
-
-@pytest.mark.parametrize(
-    "options, key",
-    [
-        ({"n_explore": 9}, "n_explore"),
-        ({"max_per_prompt": 3}, "max_per_prompt"),
-        ({"budget": "per_prompt", "max_per_prompt": 9}, "max_per_prompt"),
-    ],
-)
-def test_settings_that_cannot_work(options, key) -> None:
-    with pytest.raises(ConfigError, match=rf"^adaptive\.allocator\.{key}="):
-        make_engine(allocator={"name": "aero", **options}, n=8)
 
 
 # -- rejection ------------------------------------------------------------------------------------------------

@@ -12,7 +12,6 @@ from tests.pilot_commit.reference import Pilot, recall
 from tests.samplers.bound import bound, progress_at
 from tests.world import keys_of, make_engine
 from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
-from verl_adaptive.errors import ConfigError
 from verl_adaptive.filters.band import Band
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
@@ -67,22 +66,6 @@ def test_a_quarter_of_the_group_pilots(n, n_pilot) -> None:
     part = made(n=n)
     assert part.n_pilot == n_pilot
     assert part.first(np.arange(3), None, at()).tolist() == [n_pilot] * 3
-
-
-@pytest.mark.parametrize(
-    ("options", "n", "key"),
-    [
-        ({"n_pilot": 64}, 64, "n_pilot"),
-        ({}, 2, "n_pilot"),
-        ({"n_pilot": 1}, 64, "n_pilot"),
-        ({"n_pilot": 2, "lower": 0.6, "upper": 0.3}, 64, "n_pilot"),
-        ({"lower": 0.5, "upper": 0.6}, 64, "lower"),
-        ({"choose": "max_variance"}, 64, "choose"),
-    ],
-)
-def test_settings_that_cannot_work(options, n, key) -> None:
-    with pytest.raises(ConfigError, match=rf"^adaptive\.allocator\.{key}="):
-        made(options, n=n)
 
 
 # -- golden decisions ---------------------------------------------------------------------------------------

@@ -181,22 +181,6 @@ def test_a_group_is_as_large_as_grpos_whatever_n_is():
 # -- refusals -----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("options", "key"),
-    [
-        (dict(capacity=81), "capacity"),
-        (dict(budget=10_000, capacity=32), "budget"),
-        (dict(g=1, n_max=1), "n_max"),
-        (dict(g=1, n_max=4, capacity=1, budget=3), "capacity"),
-        (dict(capacity=15), "capacity=15"),
-        (dict(n_max=3), "n_max=3"),
-    ],
-)
-def test_options_that_cannot_work_in_the_run_are_refused(options, key):
-    with pytest.raises(ConfigError, match=rf"adaptive\.sampler\.{key}"):
-        make_cero(40, 8, 8, 50, **options)
-
-
 def test_a_pool_below_the_batch_is_refused_with_advice_that_helps():
     with pytest.raises(ConfigError) as refused:
         make_cero(6, 8, 8, 50)

@@ -67,7 +67,6 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("--preset", "gres"), 1, "no such preset; did you mean greso?"),
         (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
         (("--preset", "greso adaptive.sampler.p_esy=0.3"), 1, "p_esy: did you mean adaptive.sampler.p_easy?"),
         (("--preset", "dapo adaptive.sampler.p_easy=0.3"), 1, "p_easy: is an option of adaptive/sampler=greso"),
