@@ -222,31 +222,6 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
     assert says in found["program"]["detail"] and json.loads(out)["plan"] is None
 
 
-@pytest.mark.parametrize(
-    ("overrides", "says"),
-    [
-        (("+adaptive=gres",), "adaptive=gres: did you mean greso?"),
-        (("+adaptive=zzz",), "adaptive=zzz: there are aero, cero, dapo"),
-        (("+adaptive=greso", "adaptive/sampler=ceros"), "adaptive/sampler=ceros: did you mean cero?"),
-        (("+adaptive=greso", "adaptive/samplr=cero"), "did you mean adaptive/sampler=?"),
-        (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "did you mean adaptive.sampler.p_easy?"),
-        (("+adaptive=greso", "adaptive.xyz=1"), "there is no such option; beside it are advantage, "),
-        (
-            ("+adaptive=dapo", "adaptive.sampler.p_easy=0.3"),  # it read: did you mean adaptive.sampler.name?
-            "adaptive.sampler.p_easy: is an option of adaptive/sampler=greso, and adaptive.sampler.name is epoch; leave it out",
-        ),
-        (("adaptive.seed=1",), "no preset is chosen; write +adaptive=<preset> before it"),
-        (
-            ("+adaptive=greso", "adaptive.sampler.name=my.py:Mine", "adaptive.sampler.steps=3"),
-            "write +adaptive.sampler.steps=…",
-        ),
-    ],
-)
-def test_what_was_meant(overrides, says, examine) -> None:
-    status, found = examine(*overrides)
-    assert status == 1 and says in found["compose"]["detail"], found["compose"]
-
-
 def test_it_says_what_verl_itself_refuses(examine) -> None:
     """Lines of verl's examples that are older or newer than the installed verl: the preset is not what is wrong."""
     status, found = examine("+adaptive=solo", "actor_rollout_ref.actor.megatron.no_such_key=true")
@@ -289,6 +264,24 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
         (("+adaptive=greso", "trainer.device=cpu"), "platform", "VERL_PLATFORM"),
         (("+adaptive=pilot_commit", "adaptive.allocator.n_pilot=16"), "plan", "n_pilot"),
         (("+adaptive=greso", "x y"), "compose", "x y"),
+        # what was meant
+        (("+adaptive=gres",), "compose", "adaptive=gres: did you mean greso?"),
+        (("+adaptive=zzz",), "compose", "adaptive=zzz: there are aero, cero, dapo"),
+        (("+adaptive=greso", "adaptive/sampler=ceros"), "compose", "adaptive/sampler=ceros: did you mean cero?"),
+        (("+adaptive=greso", "adaptive/samplr=cero"), "compose", "did you mean adaptive/sampler=?"),
+        (("+adaptive=greso", "adaptive.sampler.p_eazy=0.3"), "compose", "did you mean adaptive.sampler.p_easy?"),
+        (
+            ("+adaptive=dapo", "adaptive.sampler.p_easy=0.3"),  # it read: did you mean adaptive.sampler.name?
+            "compose",
+            "adaptive.sampler.p_easy: is an option of adaptive/sampler=greso, and adaptive.sampler.name is epoch; leave it out",
+        ),
+        (("+adaptive=greso", "adaptive.xyz=1"), "compose", "there is no such option; beside it are advantage, "),
+        (("adaptive.seed=1",), "compose", "no preset is chosen; write +adaptive=<preset> before it"),
+        (
+            ("+adaptive=greso", "adaptive.sampler.name=my.py:Mine", "adaptive.sampler.steps=3"),
+            "compose",
+            "write +adaptive.sampler.steps=…",
+        ),
         (("+adaptive=greso", "adaptive.store.dir=postgresql://h/d"), "validate", "is no folder"),
         # verl asserts these when its workers start
         ((*SEPARATE, "trainer.v1.trainer_mode=separate"), "validate", "trainer.v1.trainer_mode='separate'"),

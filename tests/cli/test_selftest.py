@@ -21,6 +21,15 @@ from verl_adaptive.integration.selftest.suite import PLAIN, Item, Report
     [
         (["--presets", "gresso"], "--presets gresso: must be all, or among grpo, greso"),
         (["--timeout", "0"], "0 must be 1 or greater"),
+        # the page said that verl itself did not train, or that steps were missing
+        (
+            ["--", "+adaptive=solo"],
+            "-- +adaptive=solo: overrides are plain verl's, too; choose presets with --presets",
+        ),
+        (
+            ["--", "trainer.total_training_steps=9"],
+            "total_training_steps=9: each run of the self-test has its own, and is judged by it; leave it out",
+        ),
     ],
 )
 def test_wrong_words(words, says, call) -> None:
