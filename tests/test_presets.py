@@ -261,16 +261,14 @@ def test_a_class_without_what_the_preset_left(composed) -> None:
         adaptive(composed("+adaptive=dapo", "adaptive/sampler=custom"))
 
 
-@pytest.mark.parametrize("key", ["store.dir", "id_key", "signal", "record", "warm_start"])
-def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
-    """`adaptive.store.dir=$FOLDER` went to a file beside the checkpoints, `adaptive.record=$FOLDER` recorded nothing."""
-    with pytest.raises(ConfigError, match=rf"adaptive\.{key}='': is empty, as an unset shell variable"):
-        adaptive(composed("+adaptive=grpo", f"adaptive.{key}="))
-
-
 @pytest.mark.parametrize(
     ("word", "says"),
     [
+        # `adaptive.store.dir=$FOLDER` went to a file beside the checkpoints, `adaptive.record=$FOLDER` recorded nothing
+        *(
+            (f"{key}=", "'': is empty, as an unset shell variable.*")
+            for key in ("store.dir", "id_key", "signal", "record", "warm_start")
+        ),
         ("tolerance=1e300", r"must be in \[0, 1000\]: in units of the signal"),
         ("success.threshold=inf", "must be finite"),
         ("success.low=-inf", "must be finite"),
@@ -280,8 +278,8 @@ def test_an_unset_shell_variable_is_not_the_default(key, composed) -> None:
         ("min_sessions=0", r"must be in \(0, 1\]"),
     ],
 )
-def test_a_number_must_be_in_its_range(word, says, composed) -> None:
-    with pytest.raises(ConfigError, match=rf"{says}$"):
+def test_a_value_must_be_there_and_in_its_range(word, says, composed) -> None:
+    with pytest.raises(ConfigError, match=rf"^adaptive\.{word.partition('=')[0]}=.*{says}$"):
         adaptive(composed("+adaptive=grpo", f"adaptive.{word}"))
 
 
