@@ -234,7 +234,7 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
         ("orakle_best", "did you mean oracle_best"),
         ("", "must name a preset"),
         ("greso 'x", "No closing quotation"),
-        ("greso adaptive.sampler.p_eazy=1", "Could not override"),
+        ("greso adaptive.sampler.p_eazy=1", r"did you mean adaptive.sampler.p_easy\?"),
         ("greso adaptive.sampler.p_easy=2", r"must be in \[0, 1\]"),
         ("greso data.train_batch_size=8", "write --batch 8"),
         ("greso trainer.nnodes=8", "adaptive.* only"),
