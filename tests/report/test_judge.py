@@ -98,6 +98,23 @@ def test_a_pass_rate_that_jumps(before, after) -> None:
     assert lines == [] and metrics["adaptive/alarm/jumped"] == 0
 
 
+@pytest.mark.parametrize(("n", "most", "least"), [(1, 1, 98), (8, 1, 98), (16, 2, 80)])
+def test_blocks_of_other_prompts_are_no_jump(n, most, least) -> None:
+    """256 rollouts are 16 groups of 16: with standard errors over rollouts, 86 of 1000 blocks of a still world jumped."""
+    draw, size = np.random.default_rng(0), 256 // n
+
+    def jumps(blocks: int, works) -> int:
+        alarms, count = Judge(AlarmConfig(), ["a"], np.array([1000])), 0
+        for step in range(blocks):
+            won = draw.binomial(n, draw.beta(0.3, 0.3, size) * works(step)).astype(float)
+            alarms.step(step, np.zeros(size, int), np.full(size, n), won, None, won, won)
+            count += int(alarms.metrics()["adaptive/alarm/jumped"])
+        return count
+
+    assert jumps(1000, lambda _: 1) <= most
+    assert jumps(101, lambda step: step % 2) >= least  # a verifier that fails in every other block
+
+
 def test_a_rate_that_climbs_slowly_is_no_jump() -> None:
     alarms = Judge(AlarmConfig(), ["a"], np.array([10]))
     lines = [line for i in range(100) for line in drive(alarms, 4, [i / 100], [8], seed=i)[1]]

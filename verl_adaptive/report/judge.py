@@ -6,7 +6,8 @@ judged as carefully as one of two hundred, only later:
 
 * *never solved*: not one success since the run began, in a block's rollouts or more;
 * *cut*: of the latest block, more than ``cut`` of the answers are as long as ``data.max_response_length``;
-* *jumped*: from one block to the next the pass rate moved by more than ``jump``, and by more than four standard errors;
+* *jumped*: from one block to the next the pass rate moved by more than ``jump``, and by more than four standard errors over
+  groups: the rollouts of a prompt are alike, and a block of few prompts is a few numbers;
 * *starved*: of the latest rollouts of all sources, it got less than ``starved`` of its share of the prompts, although it is
   neither solved nor hopeless;
 * *all succeed*: every answer of the latest block counts as a success (``adaptive.signal=reward``), though rewards vary.
@@ -76,7 +77,7 @@ _WHY = {
     "no_threshold": "Set adaptive.success.threshold between bad and good rewards, or adaptive.signal. If all answers are bad, read a "
     "few.",
     "cut": "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
-    "jumped": "Reward hacking, or a verifier that fails: read a few rollouts.",
+    "jumped": "Reward hacking, a verifier that fails, or a sampler that turned to other prompts (cero): read a few rollouts.",
     "starved": "The sampler sees nothing to learn there, or explores too little.",
     "all_succeed": "Set adaptive.success.threshold, or adaptive.signal.",
     "dead_share": "Fix the reward function, set adaptive.success.threshold if its rewards vary, or leave the source out "
@@ -155,6 +156,13 @@ def _vary(counts: np.ndarray) -> np.ndarray:
     return square / n - (total / n) ** 2 > (_VARIES * total / n) ** 2
 
 
+def _variance(counts: np.ndarray) -> np.ndarray:
+    """Of a block's pass rate, over its groups; ``counts`` as in :class:`Judge`."""
+    n, won = counts[:2]
+    rate, (won_won, won_n, n_n) = won / n, counts[6:]
+    return np.maximum(won_won - 2 * rate * won_n + rate * rate * n_n, 0.0) / n**2
+
+
 def _described(counts: np.ndarray) -> str:
     """Mean and standard deviation of a source's rewards; ``counts`` as in :class:`Judge`, of one source."""
     n, total, square = counts[[0, 4, 5]].tolist()
@@ -211,11 +219,12 @@ class Judge:
         # Of all sources that have prompts, so that a name does not depend on how many are shown.
         here = np.flatnonzero(self.prompts > 0).tolist()
         self._labels = dict(zip(here, source_labels([self.names[i] for i in here]), strict=True))
-        # Each a row of rollouts, successes, rollouts of known length, cut ones, sum and sum of squares of the rewards.
-        self._now = np.zeros((6, size))  # the latest step
-        self._all = np.zeros((6, size))
-        self._block = np.zeros((6, size))
-        self._last = np.full((6, size), np.nan)  # the block before
+        # Each a row of rollouts, successes, rollouts of known length, cut ones, sum and sum of squares of the rewards; then,
+        # over groups, the sums of successes², successes · rollouts and rollouts².
+        self._now = np.zeros((9, size))  # the latest step
+        self._all = np.zeros((9, size))
+        self._block = np.zeros((9, size))
+        self._last = np.full((9, size), np.nan)  # the block before
         self._move = np.zeros(size)
         # Since a source was last looked at for being starved: its rollouts, what its share of the prompts comes to, and
         # everybody's; and the same as it was then.
@@ -259,7 +268,9 @@ class Judge:
             What was raised now.
         """
         cut = np.full(len(n), np.nan) if cut is None else cut
-        rows = (n, successes, np.where(np.isfinite(cut), n, 0), np.nan_to_num(cut), reward, square)
+        counted = np.where(np.isfinite(cut), n, 0), np.nan_to_num(cut)
+        squares = successes * successes, successes * n, np.asarray(n, dtype=np.float64) ** 2
+        rows = (n, successes, *counted, reward, square, *squares)
         self._now = np.stack([np.bincount(source, row, minlength=len(self.names)) for row in rows])
         self._all += self._now
         self._block += self._now
@@ -287,8 +298,7 @@ class Judge:
         with np.errstate(all="ignore"):
             succeed = (won >= n) & _vary(self._block) & (self.signal == "reward")
             move = won / n - won0 / n0
-            pooled = (won + won0) / (n + n0)
-            error = np.sqrt(np.maximum(pooled * (1 - pooled), 1e-4) * (1 / n + 1 / n0))
+            error = np.sqrt(_variance(self._block) + _variance(self._last))
             jumped = (np.abs(move) > self.config.jump) & (np.abs(move) > _MOVED * error)
         found = {"all_succeed": succeed, "cut": (known > 0) & (cut > self.config.cut * known), "jumped": jumped}
         for kind, on in found.items():
