@@ -12,6 +12,9 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import matched
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import FLIPPING, REGRESSED
+from verl_adaptive.report.suspects import suspects
+from verl_adaptive.simulate import make_simulation, parse_pool
+from verl_adaptive.simulate.pools import make_pool
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.chance import as_few, fdr_score, fit_beta, two_rates
 from verl_adaptive.stats.history import Flips
@@ -105,12 +108,22 @@ def test_the_tests_by_hand() -> None:
 def test_the_prior_is_found_whatever_the_group_size(shape, n) -> None:
     rng = np.random.default_rng(0)
     p = rng.beta(*shape, 40_000)
-    a, b = fit_beta(np.full(40_000, float(n)), rng.binomial(n, p).astype(float))
-    assert (a, b) == pytest.approx(shape, rel=0.1)
+    tried, right = np.full(40_000, float(n)), rng.binomial(n, p).astype(float)
+    for by_prompt in (False, True):  # the same where all have as many
+        assert fit_beta(tried, right, by_prompt=by_prompt) == pytest.approx(shape, rel=0.1)
 
 
-def test_the_prior_of_extreme_traces_is_proper() -> None:
+def test_what_a_sampler_skips_is_not_suspected() -> None:
+    """`greso` rolls out most what is half solved: by rollouts the source looked so, and 81 hopeless prompts of 1200 surprised."""
+    world = make_pool(parse_pool("mixed:prompts=1200,sources=3,told=0.8"), 1)
+    simulation = make_simulation("greso", world, batch=64, n=8, steps=80, seed=0)
+    assert len(list(simulation)) == 80
+    assert len(suspects(Prompts(simulation.engine.table))[0]) <= 12  # one in two hundred is six
+
+
+@pytest.mark.parametrize("by_prompt", [False, True])
+def test_the_prior_of_extreme_traces_is_proper(by_prompt) -> None:
     for successes in (0.0, 8.0):
-        a, b = fit_beta(np.full(10, 8.0), np.full(10, successes))
+        a, b = fit_beta(np.full(10, 8.0), np.full(10, successes), by_prompt=by_prompt)
         assert a > 0 and b > 0
-    assert sum(fit_beta(np.ones(10), np.ones(10))) == pytest.approx(1.0)
+    assert sum(fit_beta(np.ones(10), np.ones(10), by_prompt=by_prompt)) == pytest.approx(1.0)

@@ -65,7 +65,8 @@ def suspects(prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
         rows = inside[doubtful[inside]]
         if len(inside) < _USUAL or not len(rows):
             continue  # too few prompts to know what is usual
-        a, b = fit_beta(rollouts[inside], successes[inside])
+        # by prompt: samplers give most rollouts to what is half solved
+        a, b = fit_beta(rollouts[inside], successes[inside], by_prompt=True)
         value[rows] = surprise(successes[rows], rollouts[rows], a, b)
     rows = np.flatnonzero(value >= SURPRISING)
     return rows[np.lexsort((table.key_lo[rows], table.key_hi[rows], -value[rows]))], value
