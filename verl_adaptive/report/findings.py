@@ -101,7 +101,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
 def _validation(history: History) -> list[Finding]:
     out, judged = [], history.hearing.judge.fell is not None  # of the last curve, the judge has said it
     for curve in headline(history.validations)[: -1 if judged else None]:
-        found = fallen(curve)
+        found = fallen(curve, history.hearing.judge.spread)
         if found is not None:
             best, drop = found
             step = history.validations[curve.at[best]]["step"]

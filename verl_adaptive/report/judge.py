@@ -58,8 +58,9 @@ _VARIES = 0.05
 DUPLICATES = 0.05
 #: Share of the latest rollouts on sources without a success from which it is said.
 DEAD = 0.1
-#: Deviations by which a validation is below what the best of so many is by accident, before it has fallen.
-_FALLEN = 2.3
+#: Deviations by which one of k validations falls below an earlier one in one of a hundred runs in which nothing changes:
+#: the first, and the second for each √(2 ln k). Every validation is judged, so it is the largest of all falls that counts.
+_FALLEN = (1.3, 1.7)
 #: A deviation of an unchanged model's validations, in standard errors over prompts: the same prompts are validated again, and
 #: most are solved always or never.
 _AGAIN = 0.75
@@ -99,16 +100,22 @@ def dead(rollouts: np.ndarray, successes: np.ndarray, least: int) -> np.ndarray:
     return (rollouts >= least) & (successes <= 0)
 
 
-def fallen(curve: Curve) -> tuple[int, float] | None:
-    """Where a validation curve was best, and how far it is below that now; None if that is no significant fall."""
+def fallen(curve: Curve, spread: float = 0.0) -> tuple[int, float] | None:
+    """Where a validation curve was best, and how far it is below that now; None if that is no significant fall.
+
+    Args:
+        curve: up to now.
+        spread: standard deviation of single rewards that are no shares; 0: they may be, or it is not known.
+    """
     count, best = len(curve.values), int(np.argmax(curve.values))
     drop = float(curve.values[best] - curve.values[-1])
-    if curve.shares:
-        deviations = _FALLEN + float(np.sqrt(2 * np.log(count)))
-        enough = max(0.02, deviations * _AGAIN * (curve.error(best) or 0.0))
-    else:  # a reward has a scale of its own
-        enough = 0.25 * float(np.abs(curve.values).max())
-    return (best, drop) if drop > enough else None
+    # means of rewards of -1 and 1 may all lie in [0, 1]
+    if curve.shares and not (spread and curve.metric.startswith("reward/")):
+        least, error = 0.02, curve.error(best) or 0.0
+    else:  # a reward has a scale of its own, whose zero may be anywhere
+        least, error = 0.25 * float(np.abs(curve.values).max()), curve.of_rewards(spread)
+    deviations = _FALLEN[0] + _FALLEN[1] * float(np.sqrt(2 * np.log(count)))
+    return (best, drop) if drop > max(least, deviations * _AGAIN * error) else None
 
 
 @dataclass(frozen=True)
@@ -382,12 +389,18 @@ class Judge:
         self._trained.append((whole - self._before).tolist())
         self._before, before, self.fell = whole, self.fell, None
         for curve in headline(self._validations)[-1:]:
-            found = fallen(curve)
+            found = fallen(curve, self.spread)
             if found is not None:
                 self.fell = self._falls(curve, *found)
         if self.fell is None or before is not None:
             return []
         return [Finding(True, self.fell.what, self.fell.why, step=step)]
+
+    @property
+    def spread(self) -> float:
+        """Standard deviation of the training reward over all rollouts so far; 0 where all can lie in [0, 1]."""
+        n, total, square = self._all[[0, 4, 5]].sum(axis=1).tolist()
+        return float(np.sqrt(square / n - (total / n) ** 2)) if square > total else 0.0
 
     def _falls(self, curve: Curve, best: int, drop: float) -> Finding | None:
         """The fall of a curve, if the training reward of the time before it is above what it was before the best."""

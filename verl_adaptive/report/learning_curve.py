@@ -58,6 +58,12 @@ class Curve:
         p = float(self.values[i])
         return float(np.sqrt(p * (1 - p) / self.prompts))
 
+    def of_rewards(self, spread: float) -> float:
+        """At most this is the standard error of a mean reward, if single rewards have this deviation; 0 where not known."""
+        if self.parts:  # as for shares, each source weighs the same
+            return float(np.linalg.norm([part.of_rewards(spread) for part in self.parts])) / len(self.parts)
+        return spread / float(np.sqrt(self.prompts)) if self.prompts else 0.0
+
 
 def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
     """Metric → its curves, one a source; verl's core metrics only, or the others where there is none of them.
