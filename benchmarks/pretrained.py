@@ -76,11 +76,12 @@ TIMERS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "adapt
 
 @dataclass(frozen=True)
 class StepSize:
-    """Size of a step: ``prompts`` groups of 8 for GRPO, and GRPO's number of steps (the budget)."""
+    """Size of a step: ``prompts`` groups of 8 for GRPO, GRPO's number of steps (the budget), and passes over each batch."""
 
     prompts: int
     steps: int
     n: int = 8
+    epochs: int = 1
 
     @property
     def budget(self) -> int:
@@ -88,8 +89,8 @@ class StepSize:
         return self.prompts * self.n * self.steps
 
 
-#: Named by rollouts a step.
-VARIANTS = {"128": StepSize(16, 20), "512": StepSize(64, 12)}
+#: Named by rollouts a step; ``epochs2`` has those of ``128``, and is meant for half the learning rates.
+VARIANTS = {"128": StepSize(16, 20), "512": StepSize(64, 12), "epochs2": StepSize(16, 20, epochs=2)}
 
 
 @dataclass
@@ -181,6 +182,7 @@ def overrides(key: Key, work: Path, run: Path) -> list[str]:
         "trainer.resume_mode=disable",
         f"trainer.default_local_dir={run / 'checkpoints'}",
         f"hydra.run.dir={run / 'hydra'}",
+        *([] if variant.epochs == 1 else [f"actor_rollout_ref.actor.ppo_epochs={variant.epochs}"]),
     ]
 
 

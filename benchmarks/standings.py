@@ -29,7 +29,7 @@ OTHERWISE = (*GRPO, "solo")
 
 #: Pool → variants that train on it in the same number of rollouts a step; the first is the plain one.
 POOLS = {
-    "pretrained/128": ("128",),
+    "pretrained/128": ("128", "epochs2"),
     "pretrained/512": ("512",),
     "real/base": ("base", "decay", "halved16", "epochs2"),
     "real/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
