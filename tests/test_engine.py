@@ -989,10 +989,10 @@ def test_a_short_batch_takes_no_group_that_is_too_old(outcome):
     if outcome == "all_wrong":
         world.p[:] = 0.0
     engine.receive(world.roll(late))
-    assert set(late.submission) <= set(engine.never_trains())
+    assert set(late.submission) <= set(engine.never_trains().submission)
     world.p[:] = 0.0
     engine.receive(world.roll(fresh.select(np.arange(3))))
-    assert not set(fresh.submission[:3]) & set(engine.never_trains())
+    assert not set(fresh.submission[:3]) & set(engine.never_trains().submission)
     world.failure = 1.0
     while not engine.starved:
         engine.receive(world.roll(engine.flight))

@@ -623,6 +623,19 @@ def test_what_the_queue_has_no_room_for_waits_for_groups_that_are_dropped(queue,
     assert max(most) <= limit and session.queue.under_way == 0
 
 
+def test_prompts_of_dropped_groups_are_let_go_within_the_step(queue, monkeypatch):
+    """A prompt may have images of megabytes, and a step of which most is dropped draws many batches of prompts."""
+    workers, held = Workers(most=1), []
+    session = session_of(workers, n=2, batch=2, filter="informative", max_rounds=PROMPTS // 2)
+    finish, prompt = session.engine.finish, workers._prompt
+    monkeypatch.setattr(workers, "_prompt", lambda uid, n, number, place: prompt(uid, n, number * (number > 20), place))
+    monkeypatch.setattr(session.engine, "finish", lambda: held.append(len(session.stream.held)) or finish())
+    batch = batch_of(session)
+    assert len(batch.result.groups) > 20 and held[0] < 10  # what may train, and what the batch could fall back on
+    assert not session.stream.held
+    clear(batch)
+
+
 def test_a_queue_full_of_groups_that_train_is_refused(queue):
     session = session_of(Workers(most=1))
     session.handles = replace(session.handles, row_limit=BATCH * (N + 1) - 1)

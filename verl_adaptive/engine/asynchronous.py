@@ -388,10 +388,10 @@ class AsyncEngine(Engine):
         young = dropped.select(~self._too_old(dropped.groups.submission))
         return young.groups.submission[self.tracker.spare(young)]
 
-    def never_trains(self) -> np.ndarray:
+    def never_trains(self) -> Groups:
         dropped = Closed.concat(self.tracker.closed)
         old = self._too_old(dropped.groups.submission)
-        return np.concatenate([dropped.groups.submission[old], self.tracker.never_trains([dropped.select(~old)])])
+        return Groups.concat([dropped.groups.select(old), self.tracker.never_trains([dropped.select(~old)])])
 
     def _bring_back(self, count: int) -> None:
         """Train on groups that this step dropped."""

@@ -132,8 +132,8 @@ class Engine(ABC):
             account.generated += amount
             account.drop("aborted", amount)
 
-    def never_trains(self) -> np.ndarray:
-        """int64: submissions of groups closed in this step that will not train, whatever comes; their rows may go."""
+    def never_trains(self) -> Groups:
+        """Groups closed in this step that will not train, whatever comes; their rows may go."""
         return self.tracker.never_trains(self.tracker.closed)
 
     # -- looking --------------------------------------------------------------------------------------------

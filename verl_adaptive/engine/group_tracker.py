@@ -142,13 +142,13 @@ class GroupTracker:
         if len(groups):
             self.table.observe(groups, self.progress.step, tolerance=self.facts.tolerance)
 
-    def never_trains(self, closed: Sequence[Closed]) -> np.ndarray:
-        """int64: submissions of groups closed in this step on which no batch of it can fall back: of :meth:`spare` ones it may
-        still want as many as a batch."""
+    def never_trains(self, closed: Sequence[Closed]) -> Groups:
+        """Groups closed in this step on which no batch of it can fall back: of :meth:`spare` ones it may still want as many as a
+        batch."""
         every = Closed.concat(closed)
         needed = every.trained
         needed[self.spare(every)[: self.facts.batch]] = True
-        return every.groups.submission[~needed]
+        return every.groups.select(~needed)
 
     def spare(self, closed: Closed) -> np.ndarray:
         """int64: positions of dropped groups that a batch could fall back on: those with variance first, the oldest first."""

@@ -181,7 +181,7 @@ class OrderedEngine(Engine):
     def decided(self) -> bool:
         return self._step.done or not len(self.flight)
 
-    def never_trains(self) -> np.ndarray:
+    def never_trains(self) -> Groups:
         return self.tracker.never_trains([*self.tracker.closed, *self._step.closed])
 
     def finish(self) -> StepResult:

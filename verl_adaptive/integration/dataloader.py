@@ -76,7 +76,8 @@ class DataloaderPrompts:
 
     Attributes:
         loader: the dataloader; verl checkpoints it.
-        held: rows that have been read, by position: of open groups, for their top-ups, and what was read ahead in the step.
+        held: rows that have been read, by position: what was read ahead in the step, and of groups that are open, for their
+            top-ups, or may train.
     """
 
     def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:
@@ -118,6 +119,11 @@ class DataloaderPrompts:
         if index not in self.held:
             self.held[index] = self.dataset[index]
         return self.held[index]
+
+    def drop(self, positions: Iterable[int]) -> None:
+        """Drop the rows at these positions."""
+        for index in positions:
+            self.held.pop(index, None)
 
     def forget(self, living: Collection[int] = ()) -> None:
         """A step is over: drop the rows that were read but for those at these positions."""

@@ -139,6 +139,12 @@ class RolloutClient(Generic[E]):
         timeout.restart()
         return results
 
+    def clear_dropped(self) -> None:
+        """Groups that will not train leave nothing behind, in a long step neither: their rollouts, and their prompts' images."""
+        gone = self.engine.never_trains()
+        self.queue.close(gone.submission.tolist())
+        self.stream.drop(gone.index.tolist())
+
     def state_dict(self) -> dict:
         """Which rows belong to groups that outlive a step; the rows themselves are in TransferQueue's own checkpoint."""
         return self.queue.state_dict()

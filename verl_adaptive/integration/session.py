@@ -103,7 +103,7 @@ class Session(RolloutClient[Engine]):
                 self.timings.back(len(results))
                 self.timings.load(self.queue.under_way)
             requests = engine.receive(results)
-            self.queue.close(engine.never_trains().tolist())
+            self.clear_dropped()
             self.send(requests)
             if not engine.decided:
                 self.pause()

@@ -85,6 +85,6 @@ class StreamSession(RolloutClient[AsyncEngine]):
             if results is None:
                 continue
             self.send(self.engine.receive(results))
-            self.queue.close(self.engine.never_trains().tolist())
+            self.clear_dropped()
             if not enough():
                 self.pause()
