@@ -164,10 +164,13 @@ def _vary(counts: np.ndarray) -> np.ndarray:
 
 
 def _variance(counts: np.ndarray) -> np.ndarray:
-    """Of a block's pass rate, over its groups; ``counts`` as in :class:`Judge`."""
+    """Of a block's pass rate, over its groups, unbiased where they are of one size; nan of a single one, which has none.
+
+    ``counts`` as in :class:`Judge`.
+    """
     n, won = counts[:2]
     rate, (won_won, won_n, n_n) = won / n, counts[6:]
-    return np.maximum(won_won - 2 * rate * won_n + rate * rate * n_n, 0.0) / n**2
+    return np.maximum(won_won - 2 * rate * won_n + rate * rate * n_n, 0.0) / (n**2 - n_n)
 
 
 def _described(counts: np.ndarray) -> str:
