@@ -409,10 +409,12 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
 
 
 @pytest.mark.parametrize(
-    ("words", "tokens"), [([], 1), (["actor_rollout_ref.actor.entropy_coeff=0.1"], 0), (None, 0)], ids=str
+    ("words", "tokens"),
+    [([], 1), (["actor_rollout_ref.actor.entropy_coeff=0.1"], 0), (["distillation.enabled=true"], 0), (None, 0)],
+    ids=str,
 )
 def test_padding_has_a_token_where_the_loss_would_fail_without_one(queue, words, tokens):
-    """``sao``'s loss ends the run at a micro batch of padding alone; an entropy bonus would act on the token."""
+    """``sao``'s loss ends the run at a micro batch of padding alone; an entropy bonus, or a teacher, would act on the token."""
     session = session_of(Workers(tool=False))
     batch = batch_of(session)
     bypass = "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode"
@@ -431,7 +433,8 @@ def test_padding_has_a_token_where_the_loss_would_fail_without_one(queue, words,
         return {"metrics": {"mfu": [0.0]}}
 
     trainer.actor_rollout_wg = SimpleNamespace(update_actor=update_actor, _dispatch_info={"actor": [0]})
-    trainer.distillation_config = None
+    settings = SimpleNamespace(loss_settings=SimpleNamespace(use_topk=False))
+    trainer.distillation_config = SimpleNamespace(distillation_loss=settings)
     layout = Layout(np.arange(len(batch.keys)), 1, len(batch.keys), 1, 0, len(batch.keys), np.zeros(1, int), 1)
     trainer._now = StepState([layout])
     trainer._update_actor(KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags), {})

@@ -160,7 +160,10 @@ class MinibatchMixin(_Trainer):
         """
         actor = self.config.actor_rollout_ref.actor
         correction = actor.policy_loss.get("rollout_correction") or {}
-        others = actor.use_kl_loss or actor.entropy_coeff or correction.get("rollout_is_batch_normalize", False)
+        distilled = (self.config.get("distillation") or {}).get("enabled", False)
+        others = (
+            actor.use_kl_loss or actor.entropy_coeff or distilled or correction.get("rollout_is_batch_normalize", False)
+        )
         return actor.policy_loss.get("loss_mode") == "bypass_mode" and not others
 
     def _padding_row(self, batch: KVBatchMeta) -> tuple[dict, dict]:
