@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -11,7 +13,8 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.judge import KINDS, Judge, hear, source_label
+from verl_adaptive.report.judge import KINDS, Judge, fallen, hear, source_label
+from verl_adaptive.report.learning_curve import Curve
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
 from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.state import join_state, split_state
@@ -275,7 +278,20 @@ def test_budget_on_dead_sources_is_said() -> None:
     (line,) = [x for x in lines if "without a success since the run began" in x]
     assert "33% of the latest" in line and metrics["adaptive/alarm/dead_share"] == pytest.approx(1 / 3, abs=0.01)
     assert any("without a success since the run began" in str(found) for found in judge.standing())
+    again = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
+    again.load_state_dict(join_state(*split_state(judge.state_dict())))
+    assert again.standing() == judge.standing()
     assert drive(judge, 100, [0.5, 0.3], [4, 2])[0]["adaptive/alarm/dead_share"] == 0
+
+
+def test_the_first_success_ends_what_is_said_of_dead_sources() -> None:
+    """ "Without a success since the run began" stood until the next look at the budget, thousands of rollouts later."""
+    judge = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
+    drive(judge, 100, [0.5, 0.0], [4, 2])
+    won = np.array([4.0, 1.0])
+    judge.step(100, np.arange(2), np.full(2, 8), won, None, won, won)
+    assert judge.metrics()["adaptive/alarm/dead_share"] == 0
+    assert not any("without a success" in str(found) for found in judge.standing())
 
 
 def validations(judge: Judge, accuracies: list[float], rewards: list[float], prompts: int = 89) -> list[str]:
@@ -331,6 +347,24 @@ def test_noise_is_no_fall(kind, count) -> None:
             falls += len(judge.validated(step, {name: value + low * (1 - value)}, {"m": 200}))
         said += falls > 0
     assert said <= 2
+
+
+def test_a_solved_source_is_not_said_to_fall_by_its_next_failure() -> None:
+    """The error over prompts at a best of 1.000 is 0, so that 3 wrong answers of 96 were a fall: a source of the
+    measurement with the pretrained model, 12 prompts with 8 answers each."""
+    values = np.array([1.0, 1.0, 0.969])
+    solved = Curve("sum_1digit", "acc/mean@8", np.arange(3), values, prompts=12)
+    assert fallen(solved) is None
+    assert fallen(replace(solved, values=np.array([1.0, 1.0, 0.4]))) == (0, pytest.approx(0.6))
+    draw = np.random.default_rng(0)
+    said = 0
+    for _ in range(200):
+        rate = draw.beta(20, 0.5, 12)
+        curve = [draw.binomial(8, rate).mean() / 8 for _ in range(7)]
+        said += any(
+            fallen(replace(solved, at=np.arange(k), values=np.array(curve[:k]))) is not None for k in range(2, 8)
+        )
+    assert said <= 4
 
 
 def test_a_reward_that_falls_is_said() -> None:

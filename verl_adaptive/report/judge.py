@@ -111,7 +111,8 @@ def fallen(curve: Curve, spread: float = 0.0) -> tuple[int, float] | None:
     drop = float(curve.values[best] - curve.values[-1])
     # means of rewards of -1 and 1 may all lie in [0, 1]
     if curve.shares and not (spread and curve.metric.startswith("reward/")):
-        least, error = 0.02, curve.error(best) or 0.0
+        # of the best alone it would be 0 where all was solved, and the next prompt that fails would be a fall
+        least, error = 0.02, max(curve.error(best) or 0.0, curve.error(count - 1) or 0.0)
     else:  # a reward has a scale of its own, whose zero may be anywhere
         least, error = 0.25 * float(np.abs(curve.values).max()), curve.of_rewards(spread)
     deviations = _FALLEN[0] + _FALLEN[1] * float(np.sqrt(2 * np.log(count)))
@@ -239,8 +240,9 @@ class Judge:
         # Since a source was last looked at for being starved: its rollouts, what its share of the prompts comes to, and
         # everybody's; and the same as it was then.
         self._wait, self._judged = np.zeros((2, 3, size))
-        self._spent = np.zeros(size)  # rollouts since the budget was last looked at
-        self._dead_share = self._looked = 0.0  # then: the share on sources never solved, of so many rollouts
+        # Rollouts since the budget was last looked at; and as it was then, on sources never solved, and in all.
+        self._spent, self._dead = np.zeros((2, size))
+        self._looked = 0.0
         self._on = {kind: np.zeros(size, dtype=bool) for kind in KINDS}
         self._validations: list[dict[str, Any]] = []
         self._before = np.zeros(3)  # of all rollouts at the latest validation: number, sum and squares of the rewards
@@ -367,9 +369,14 @@ class Judge:
         if whole < self._many:
             return []
         before, self._looked = self._dead_share, whole
-        self._dead_share = float(self._spent[self._on["never_solved"]].sum()) / whole
+        self._dead = np.where(self._on["never_solved"], self._spent, 0.0)
         self._spent[:] = 0.0
         return self._wasted() if before <= DEAD else []
+
+    @property
+    def _dead_share(self) -> float:
+        """Of the rollouts last looked at, the share on sources that still have no success."""
+        return float(self._dead[self._on["never_solved"]].sum()) / max(self._looked, 1.0)
 
     def _wasted(self) -> list[Finding]:
         if self._dead_share <= DEAD:
@@ -485,7 +492,7 @@ class Judge:
             "names": self.names,
             "counts": {name: getattr(self, f"_{name}").copy() for name in _COUNTS},
             "on": {kind: on.copy() for kind, on in self._on.items()},
-            "dead_share": [self._dead_share, self._looked],
+            "looked": self._looked,
             "validations": self._validations,
             "trained": [self._before.tolist(), *self._trained],
             "fell": None if self.fell is None else self.fell.what,
@@ -504,7 +511,7 @@ class Judge:
             getattr(self, f"_{name}")[..., mine] = np.asarray(state["counts"][name])[..., theirs]
         for kind, on in self._on.items():
             on[mine] = np.asarray(state["on"][kind])[theirs]
-        self._dead_share, self._looked = map(float, state["dead_share"])
+        self._looked = float(state["looked"])
         self._validations = [dict(one) for one in state["validations"]]
         before, *self._trained = (list(map(float, row)) for row in state["trained"])
         self._before = np.array(before)
@@ -514,7 +521,7 @@ class Judge:
 
 
 #: Arrays of a :class:`Judge` by data source.
-_COUNTS = ("all", "block", "last", "move", "wait", "judged", "spent")
+_COUNTS = ("all", "block", "last", "move", "wait", "judged", "spent", "dead")
 
 
 # -- a journal ----------------------------------------------------------------------------------------------------------
