@@ -58,9 +58,13 @@ def difference(values: Sequence[float]) -> str:
 
     >>> difference([0.039, -0.004, 0.029])
     '+0.021 ± 0.056 (3 seeds, not significant)'
+    >>> difference([0.03125, 0.03542])
+    '+0.033 ± 0.026 (2 seeds, not significant: that takes 3 seeds)'
     """
     mean, half = interval(values)
     if len(values) < 2:
         return f"{mean:+.3f} (1 seed: no interval)"
     told = "significant" if significant(values) else "not significant"
+    if len(values) < LEAST_SEEDS and abs(mean) > half:  # the interval alone would say so
+        told = f"not significant: that takes {LEAST_SEEDS} seeds"
     return f"{mean:+.3f} ± {half:.3f} ({len(values)} seeds, {told})"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import re
 
 import numpy as np
 import pytest
@@ -71,7 +72,24 @@ def test_runs_that_ended_early_are_told(arms, call, tmp_path) -> None:
     assert "solo-s4/adaptive has no validation after its first step: left out" in err
     (tmp_path / "solo-s4").rename(tmp_path / "old")
     make_run(tmp_path / "solo-s4", run_id="p/solo-s4", preset="solo", steps=12, seed=4, **parts)
-    assert "A run ended early: seed 4 at " in " ".join(call(*words)[1].split())
+    said = " ".join(call(*words)[1].split())
+    assert re.search(r"Compared early, since a run is shorter: seed 4 at [\d,]+ of [\d,]+ rollouts\.", said)
+    said = " ".join(call(*words, "--by", "hours")[1].split())
+    assert re.search(r"shorter: seed 4 at \d+ min of \d+ min\.", said)
+
+
+def test_a_cost_is_said_in_whole_tokens() -> None:
+    """18,008 tokens were 1.801e+04."""
+    cost, value = np.array([0, 9_004, 18_008]), np.array([0.2, 0.3, 0.4])
+    base = [Trial(1, cost, value), Trial(2, cost[:2], value[:2])]
+    said = sentence(outcomes({"a": base, "b": base}), "tokens")
+    assert said.endswith("since a run is shorter: seed 2 at 9,004 of 18,008 tokens.")
+
+
+def test_two_seeds_are_said_to_be_too_few() -> None:
+    """ "+0.033 ± 0.026, not significant" contradicts itself: the interval excludes zero."""
+    assert difference([0.03, 0.03]) == "+0.030 ± 0.000 (2 seeds, not significant: that takes 3 seeds)"
+    assert difference([0.3, -0.3]).endswith("(2 seeds, not significant)")
 
 
 def test_runs_without_a_common_metric_are_named(arms, tmp_path, refusal) -> None:

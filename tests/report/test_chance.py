@@ -100,6 +100,7 @@ def test_the_tests_by_hand() -> None:
     one = sum(comb(5, k) * comb(7, 4 - k) for k in (0, 1)) / comb(12, 4)
     assert chance[:2] == pytest.approx([one, comb(10, 4) / comb(12, 4)]) and np.isnan(chance[2])
     assert two_rates(np.array([8]), np.array([8]), np.array([0]), np.array([8]))[0] == pytest.approx(2 / comb(16, 8))
+    assert not np.signbit(fdr_score(np.array([1.0, 1.0]))).any()  # a list showed -0
     assert fdr_score(np.array([np.nan, np.nan])).tolist() == [0, 0] and len(fdr_score(np.array([]))) == 0
 
 

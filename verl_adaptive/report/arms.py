@@ -22,6 +22,7 @@ from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
+from verl_adaptive.text import number, span
 
 #: What a run is paid in: name → the axis of a plot.
 COSTS = {"rollouts": "rollouts generated", "tokens": "response tokens generated", "hours": "hours of training"}
@@ -165,10 +166,17 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
             )
     ends = {seed: first.ends.get(seed, np.inf) for seed in first.compared}
     whole = max(ends.values(), default=np.inf)
-    early = [f"seed {seed} at {end:,.4g}" for seed, end in ends.items() if end < 0.9 * whole]
+    early = [f"seed {seed} at {_paid(end, cost)}" for seed, end in ends.items() if end < 0.9 * whole]
     if early:
-        said.append(f"A run ended early: {', '.join(early)} of {whole:,.4g} {cost}.")
+        said.append(
+            f"Compared early, since a run is shorter: {', '.join(early)} of {_paid(whole, cost)}{'' if cost == 'hours' else f' {cost}'}."
+        )
     return " ".join(said)
+
+
+def _paid(amount: float, cost: str) -> str:
+    """A cost in words: thousands of tokens are not said as a power of ten."""
+    return span(amount) if cost == "hours" else number(round(amount))
 
 
 # -- journals -----------------------------------------------------------------------------------------------------------
@@ -315,8 +323,8 @@ def mean_of(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
 def draw(axes: Any, arms: Mapping[str, Sequence[Trial]], colors: Sequence[str] = ()) -> None:
     """Values by cost on axes of matplotlib: each seed thin, their mean bold."""
     faint = 0.4 if len(arms) <= 4 else 0.12
-    for number, (name, trials) in enumerate(arms.items()):
-        color = colors[number] if number < len(colors) else f"C{number}"
+    for place, (name, trials) in enumerate(arms.items()):
+        color = colors[place] if place < len(colors) else f"C{place}"
         for trial in trials:
             axes.plot(trial.cost, trial.value, color=color, linewidth=0.8, alpha=faint)
         axes.plot(*mean_of(trials), color=color, lw=2.2, label=name)
