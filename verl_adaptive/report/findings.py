@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.course import History
 from verl_adaptive.report.judge import SOLVED, Finding, dead, fallen, of_source, unsolved
 from verl_adaptive.report.learning_curve import headline
+from verl_adaptive.stats.chance import LISTED, fdr_score
 from verl_adaptive.stats.prompts import Prompts
 
 #: Prompts visited twice from which a source is said to stand still.
@@ -76,13 +78,16 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
         means = np.bincount(code, moved, minlength=size) / counts
         spread = np.bincount(code, (moved - means[code]) ** 2, minlength=size) / (counts - 1)
         levels = np.bincount(code, rate[twice], minlength=size) / counts
+        z = np.where(counts >= _PAIRS, means / np.sqrt(spread / counts), np.nan)
+    # of many sources some fall by chance, so each is judged among all
+    fall = fdr_score(np.array([0.5 * math.erfc(-v / math.sqrt(2)) if v == v else np.nan for v in z.tolist()]))
     out = []
     for source in np.flatnonzero(counts >= _PAIRS).tolist():
         count, mean, level = int(counts[source]), float(means[source]), float(levels[source])
         error = float(np.sqrt(spread[source] / count))
         name, where = table.sources[source] or "(unknown)", of_source(table.sources[source])
         said = f"{round(mean, 3) + 0.0:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
-        if mean + 2 * error < 0:
+        if fall[source] >= LISTED:
             out.append(
                 Finding(
                     mean < -0.05,
@@ -91,7 +96,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
                     f"{where} and change < 0",
                 )
             )
-        elif mean + 2 * error < 0.02 and 0 < level < SOLVED:
+        elif 0 <= mean + 2 * error < 0.02 and 0 < level < SOLVED:
             out.append(
                 Finding(False, f"{name}: stands still ({said})", "Nothing is learned from it at present.", where)
             )
