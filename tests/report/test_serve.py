@@ -89,7 +89,9 @@ def served(tmp_path_factory) -> Iterator[Served]:
     make_run(folder / "a" / "one", steps=12, run_id=f"p/{HOSTILE}"[:60], snapshot=False, validate=lambda s: s / 100)
     whole = {"validate": lambda s: s / 50, "plan": {"adaptive/plan/steps": 6}}
     make_run(folder / "b", steps=6, run_id="p/two", snapshot=False, **whole)
-    make_run(folder / "b2", steps=3, run_id="p/three", snapshot=False, journal=folder / "shared" / "p" / "three")
+    ends = {"adaptive/plan/steps": 50, "adaptive/plan/rollouts": 5000}
+    shared = {"journal": folder / "shared" / "p" / "three", "plan": ends}
+    make_run(folder / "b2", steps=3, run_id="p/three", snapshot=False, **shared)
     (folder / "broken" / "attempt-0").mkdir(parents=True)
     (folder / "broken" / "attempt-0" / "attempt.json").write_text("no attempt")
     (folder / "no-run").mkdir()
@@ -115,6 +117,7 @@ def test_the_index_has_every_run(served) -> None:
     page = Page(answer.text)
     assert len(runs(served)) == 3 and {"p/two", "p/three"} <= set(runs(served))
     assert "<script>alert" not in answer.text and "script" in page.tags
+    assert " of 5,000</td>" in answer.text and " of 50</td>" not in answer.text
     assert "0.100" in answer.text and "no-run" not in answer.text
     assert "is damaged" in answer.text and "not a regular file" in answer.text  # said, not silently left out
 
@@ -360,6 +363,16 @@ def test_a_run_that_ends_at_its_rollouts_is_done(tmp_path) -> None:
     make_run(tmp_path, steps=3, snapshot=False, plan={"adaptive/plan/steps": 50, "adaptive/plan/rollouts": 100})
     (run,), _ = find_runs(str(tmp_path))
     assert state_of(run)["generated"] >= 100 and state_of(run)["done"]
+
+
+def test_the_index_says_what_ends_a_run(tmp_path) -> None:
+    """Half of its rollouts spent, a run was at "step 6 of 48", though it would end with the twelfth."""
+    plan = {"adaptive/plan/steps": 50, "adaptive/plan/rollouts": 1000}
+    make_run(tmp_path / "a", steps=3, run_id="p/a", snapshot=False, plan=plan)
+    make_run(tmp_path / "b", steps=3, run_id="p/b", snapshot=False, plan={**plan, "adaptive/plan/rollouts": 1e6})
+    states = [state_of(run) for run in find_runs(str(tmp_path))[0]]
+    assert sorted((s["plan"], s["budget"]) for s in states if s["plan"]) == [(50, None)]
+    assert [s["budget"] for s in states if not s["plan"]] == [1000]
 
 
 def test_a_time_that_is_none_hides_one_run_alone(tmp_path) -> None:

@@ -124,9 +124,9 @@ def state_of(run: Run) -> dict[str, Any]:
     """What is new of a run by now, quickly.
 
     Returns:
-        ``version`` (changes with every step and validation), ``step``, ``plan``, ``generated``, ``validation``,
-        ``best`` and ``curve`` (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None), ``running``
-        and ``done``.
+        ``version`` (changes with every step and validation), ``step``, ``generated``, ``plan`` or ``budget`` (the steps or the
+        rollouts that are planned: that of the two which ends the run, as it goes now), ``validation``, ``best`` and ``curve``
+        (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None), ``running`` and ``done``.
     """
     run = run.again()
     newest, validations = run.newest(), run.validations()
@@ -143,13 +143,16 @@ def state_of(run: Run) -> dict[str, Any]:
         planned = scalars.get("adaptive/plan/steps", 0.0)
         plan = int(planned) if 0 < planned < 1e15 else None
         budget = scalars.get("adaptive/plan/rollouts", budget)
+    # the further one along is the one that ends the run
+    by_rollouts = 0 < budget < 1e15 and (generated or 0) / budget > (step / plan if step and plan else 0.0)
     curve = next(iter(headline(validations)[-1:]), None)
     times = [w for w in (wall, validations[-1]["wall_time"] if validations else None) if w is not None]
     updated = max(times, default=None)
     return {
         "version": f"{attempt}.{step}.{len(validations)}",
         "step": step,
-        "plan": plan,
+        "plan": None if by_rollouts else plan,
+        "budget": int(budget) if by_rollouts else None,
         "generated": generated,
         "validation": None if curve is None else float(curve.values[-1]),
         "best": None if curve is None else float(curve.values.max()),
