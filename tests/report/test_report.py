@@ -164,7 +164,10 @@ def test_classes_and_rollouts_add_up(reported) -> None:
     assert sum(v.sum() for v in history.rollouts.values()) == total.generated - total.held
     assert history.rollouts["trained"].sum() == total.trained
     assert history.visits.sum() == opened.prompts.table.col("visits").sum()
-    assert made.then_and_now.sum() == (opened.prompts.table.col("visits") > 0).sum()
+    again = (
+        opened.prompts.table.col("visits") > 1
+    ).sum()  # once is no change: most of GRPO's first epochs filled the diagonal
+    assert made.then_and_now.sum() == again < (opened.prompts.table.col("visits") > 0).sum()
     assert set(history.scalars) == set(reported.engine.policy.metrics())
 
 

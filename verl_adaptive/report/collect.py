@@ -25,7 +25,7 @@ class Collected:
         facts: the overview.
         history: None for a snapshot or results.
         lists: prompts to look at.
-        then_and_now: prompts by class at the first and at the latest visit, ``(3, 3)``.
+        then_and_now: prompts visited at least twice, by class at the first and at the latest visit, ``(3, 3)``.
         findings: what stands out.
         conflicts: prompts of the data set that appear with different answers; None if no data set was given.
         notes: what a reader should know.
@@ -99,7 +99,8 @@ def collect(
 
 def _then_and_now(run: Run) -> np.ndarray:
     first, last = run.prompts.get("first_rate"), run.prompts.get("last_rate")
-    known = np.isfinite(first) & np.isfinite(last)
+    # of a single visit the first is the latest: it would fill the diagonal
+    known = np.isfinite(first) & np.isfinite(last) & (run.prompts.get("visits") > 1)
 
     def kind(rate: np.ndarray) -> np.ndarray:
         return np.where(rate < 0.25, 0, np.where(rate <= 0.75, 1, 2))
