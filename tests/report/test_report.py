@@ -557,6 +557,15 @@ def test_the_axis_covers_what_is_drawn() -> None:
     assert min(heights) >= 0 and max(heights) <= figures.HEIGHT
 
 
+def test_seeds_of_one_experiment_are_drawn_under_their_folders(tmp_path, monkeypatch) -> None:
+    """Four dashed lines were named pretrained/solo, pretrained/grpo, pretrained/grpo and pretrained/solo."""
+    for seed in (1, 2, 3):
+        make_run(tmp_path / f"s{seed}", steps=2, seed=seed, run_id="p/solo", snapshot=False)
+    monkeypatch.chdir(tmp_path)
+    made = collect(open_run("s1"), against=[open_run(tmp_path / "s2"), open_run("s3")])
+    assert [name.split("/")[0] for name, _ in made.against] == ["s2", "s3"]
+
+
 def test_sources_get_worse_by_chance_on_few_pages() -> None:
     """Each of ten sources at 97.5 % was a warning on one page in four, in runs in which no pass rate changed."""
     draw, size, names = np.random.default_rng(0), 64, [f"s{i}" for i in range(10)]

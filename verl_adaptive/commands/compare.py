@@ -47,10 +47,10 @@ from verl_adaptive.report.arms import (
     seeds_of,
     sentence,
 )
+from verl_adaptive.report.common import names_of
 from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.stats.snapshot import FOLDER
 from verl_adaptive.text import clean, number, share, span
 
 _PLOTS = (".png", ".svg", ".pdf", ".html")
@@ -279,11 +279,7 @@ def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
     apart = all(seeds_of(found) is not None for found in alike.values())
     if 1 < len(alike) < len(runs) and apart and len(set(names)) == len(names):
         return {str(name): found for name, found in zip(names, alike.values(), strict=True)}
-    names = [run.name or run.where for run in runs]
-    if len(set(names)) < len(names):  # seeds of one experiment: the folders tell which
-        common = os.path.commonpath([run.where for run in runs])
-        names = [os.path.relpath(run.where, common).removesuffix(f"/checkpoints/{FOLDER}") for run in runs]
-    return {name: [run] for name, run in zip(names, runs, strict=True)}
+    return {name: [run] for name, run in zip(names_of(runs), runs, strict=True)}
 
 
 def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.report.common import names_of
 from verl_adaptive.report.course import History
 from verl_adaptive.report.findings import findings
 from verl_adaptive.report.judge import Finding
@@ -88,9 +89,11 @@ def collect(
         out.conflicts = conflicts(data, limit, run.identity)
     if run.kind == "rollouts":
         notes.append("verl writes down the rollouts that trained: prompts and groups that were dropped are not in it.")
+    drawn = [run, *(other for other in against if other.id != run.id)]  # a name of the run's own tells no other apart
+    names = dict(zip((one.id for one in drawn), names_of(drawn), strict=True))
     for other in against:
         if other.has_course:
-            out.against.append((other.name or other.where, History(other)))
+            out.against.append((names[other.id], History(other)))
             notes += other.missing()
         else:
             notes.append(f"{other.where} ({other.kind}) has no course to draw beside.")
