@@ -27,7 +27,7 @@ from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _moves, _waste
 from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _commands, _large
-from verl_adaptive.report.pictures import learning
+from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.report.suspects import surprise
 from verl_adaptive.stats import Journal, StatsTable, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
@@ -475,6 +475,17 @@ def test_another_runs_sources_keep_their_colours_and_its_mean_is_of_ours(tmp_pat
     assert colors["math"] == hover["lines"][1][1] and len({colors[s] for s in ("gsm8k", "math", "aime")}) == 3
     (hover,) = hovers(learning(collect(opened, against=[other, other]))[1][2][0][1])
     assert len(hover["lines"]) == 3 + 2  # of several runs one curve each: ten runs of three sources were a tangle
+
+
+def test_a_source_has_one_colour_on_the_page(tmp_path) -> None:
+    """Validation has another order of them, and one that is not trained on."""
+    metrics = {f"val-core/{name}/acc/mean@1": 0.5 for name in ("held out", "math", "gsm8k")}
+    make_run(tmp_path, steps=10, snapshot=False, validate=lambda s: metrics, validated_on=dict.fromkeys(metrics, 9))
+    made = collect(open_run(tmp_path))
+    (validated,), (trained,) = hovers(learning(made)[1][2][0][1]), hovers(pictures(made)["sources"])
+    first, second = ({line[0]: line[1] for line in found["lines"]} for found in (validated, trained))
+    assert first["math"] == second["math"] and first["gsm8k"] == second["gsm8k"]
+    assert first["held out"] not in (first["math"], first["gsm8k"])
 
 
 def test_a_mean_over_sources_is_of_the_same_validations() -> None:

@@ -78,14 +78,17 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
     several = {run[0]: _PALETTE[i % len(_PALETTE)] for i, run in enumerate(runs[1:], 1)} if len(runs) > 2 else {}
     for metric, own in list(curves(history.validations).items())[:3]:
         series, mean = [], next((c.sources for c in own if c.parts), None)
-        colors = {c.name: _PALETTE[i % len(_PALETTE)] for i, c in enumerate(own)}
+        # a source has one colour on the page; those that the other charts leave out get what is free here
+        names = {c.name for c in own}
+        colors = {name: color for name, color in zip(history.sources, _PALETTE, strict=False) if name in names}
+        free = itertools.cycle([color for color in _PALETTE if color not in colors.values()] or _PALETTE)
         for suffix, run, dash in runs:
             at = np.array([one[VIEWS[view][2]] for one in run.validations], dtype=np.float64)
             found = curves(run.validations).get(metric, [])
             # a mean over other sources beside ours would look like a difference between the runs
             found = [c for c in found if not c.parts or c.sources == mean]
             for i, c in enumerate(found[-1:] if suffix in several else found):
-                color = "var(--ink)" if c.parts else colors.setdefault(c.name, _PALETTE[len(colors) % len(_PALETTE)])
+                color = "var(--ink)" if c.parts else colors.get(c.name) or colors.setdefault(c.name, next(free))
                 color = several.get(suffix, color)
                 key = (suffix.removeprefix(" · ") if not i else "") if dash else None
                 series.append(Series(c.name + suffix, c.values, color, at[c.at], dash=dash, key=key))
