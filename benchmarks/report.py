@@ -95,7 +95,8 @@ def results_lines(results: Path) -> list[str]:
     if "pretrained" in runs:
         lines += sections.by_rate(runs["pretrained"])
         lines += sections.ends(runs["pretrained"])
-        lines += sections.plain(pretrained_runs(read(results, "pretrained.jsonl")))
+        every = pretrained_runs(read(results, "pretrained.jsonl"))
+        lines += [*sections.plain(every), *sections.larger_steps(every)]
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)
