@@ -425,3 +425,12 @@ def test_a_journal_has_the_rewards_whatever_the_signal(tmp_path) -> None:
     for page in (run := open_run(tmp_path)).observations(3, 3):
         assert page.column("reward_sqsum").to_numpy() == pytest.approx((rewards**2).sum(axis=1))
     assert hear(run).raised == []
+
+
+def test_a_constant_reward_has_no_spread() -> None:
+    """Its mean of squares may be less than the square of its mean, by rounding."""
+    for reward in (1.1, 1.7, 2.3, 3.3):
+        judge = Judge(AlarmConfig(), ["a"], np.array([10]))
+        for step in range(1, 20):
+            take(judge, np.zeros(7, np.int64), np.full(7, 3), np.full(7, 3.0), None, np.full(21, reward), step=step)
+            assert judge.spread == pytest.approx(0.0, abs=1e-6)

@@ -410,7 +410,7 @@ class Judge:
     def spread(self) -> float:
         """Standard deviation of the training reward over all rollouts so far; 0 where all can lie in [0, 1]."""
         n, total, square = self._all[[0, 4, 5]].sum(axis=1).tolist()
-        return float(np.sqrt(square / n - (total / n) ** 2)) if square > total else 0.0
+        return float(np.sqrt(max(0.0, square / n - (total / n) ** 2))) if square > total else 0.0
 
     def _falls(self, curve: Curve, best: int, drop: float) -> Finding | None:
         """The fall of a curve, if the training reward of the time before it is above what it was before the best."""

@@ -125,7 +125,7 @@ def state_of(run: Run) -> dict[str, Any]:
 
     Returns:
         ``version`` (changes with every step and validation), ``step``, ``generated``, ``plan`` or ``budget`` (the steps or the
-        rollouts that are planned: that of the two which ends the run, as it goes now), ``validation``, ``best`` and ``curve``
+        rollouts that are planned: whichever ends the run, as it goes now), ``validation``, ``best`` and ``curve``
         (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None), ``running`` and ``done``.
     """
     run = run.again()
