@@ -415,6 +415,22 @@ def test_resume(examine, tmp_path) -> None:
     assert "starts at step 0" in examine("+adaptive=greso")[1]["THE PLAN"]["resume"]
 
 
+@pytest.mark.parametrize("mode", ["null", "false", "latest"])
+def test_a_resume_mode_that_verl_does_not_know_is_refused(mode, examine) -> None:
+    """The plan said "starts at step 0"; verl ends with an UnboundLocalError once the model is loaded."""
+    status, found = examine("+adaptive=greso", f"trainer.resume_mode={mode}")
+    assert status == 1 and "use auto, disable or resume_path" in found["plan"]["detail"]
+
+
+@pytest.mark.parametrize("name", ["", "global_step_7/", "global_step_7/actor"])
+def test_a_checkpoint_whose_step_verl_cannot_read_is_refused(name, examine, tmp_path) -> None:
+    """The plan said that it is resumed; verl ends with an AssertionError or a ValueError once the model is loaded."""
+    (tmp_path / "ckpt" / "global_step_7" / "actor").mkdir(parents=True)
+    words = ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={tmp_path}/ckpt/{name}")
+    status, found = examine("+adaptive=greso", *words)
+    assert status == 1 and "write <folder>/global_step_<number>" in found["plan"]["detail"]
+
+
 def test_what_tests_of_facts_look_at_is_among_the_notes(examine) -> None:
     words = ("+adaptive=pilot_commit", "adaptive.allocator.form=pipelined")
     said = " ".join(examine(*words, "actor_rollout_ref.model.path=Qwen/Qwen2.5-VL-7B-Instruct")[1]["THE PLAN"]["notes"])

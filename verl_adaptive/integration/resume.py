@@ -4,10 +4,12 @@ the other settings as :mod:`.compared_settings` says."""
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from verl_adaptive.config import check
 from verl_adaptive.engine.base import check_mode
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.compared_settings import differences
@@ -31,14 +33,19 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
     ``trainer`` is the group of verl's configuration, ``expect`` as of :func:`check_resume`. AdaptiveError: training would refuse
     to resume.
     """
+    mode = trainer.resume_mode
+    check(mode in ("auto", "disable", "resume_path"), "trainer.resume_mode", mode, "use auto, disable or resume_path")
     if plan.only_validates:
         return "no training (trainer.val_only=true)", True
-    if trainer.resume_mode == "disable":
+    if mode == "disable":
         return "starts at step 0 (trainer.resume_mode=disable)", False
-    if trainer.resume_mode == "resume_path":
-        checkpoint = Path(str(trainer.resume_from_path))
+    if mode == "resume_path":
+        path = str(trainer.resume_from_path)
+        checkpoint = Path(path)
         if not checkpoint.is_dir():
             raise AdaptiveError(f"trainer.resume_from_path={checkpoint}: there is no such checkpoint")
+        hint = "verl reads the step from the path's end: write <folder>/global_step_<number>, without a slash after it"
+        check(bool(re.search(r"global_step_\d+$", path)), "trainer.resume_from_path", path, hint)
     else:
         root = Path(os.path.abspath(trainer.default_local_dir))
         marker = root / MARKER
