@@ -45,10 +45,11 @@ def test_the_mode_under_both_names(mode, alias) -> None:
     assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
 
 
-def test_a_mode_that_was_forgotten_is_refused_by_name() -> None:
-    config, _ = composed("+adaptive=greso", "trainer.v1.trainer_mode=newer", "+trainer.v1.newer.num_warmup_batches=1")
-    with pytest.raises(AdaptiveError, match="trainer_mode='newer'"):
-        facts.schedule_of(config)
+def test_less_than_no_batch_ahead_is_none_as_in_verl() -> None:
+    """-1 left no room for the step's own batch, and -0.5 for half of it."""
+    mode = "trainer.v1.trainer_mode=colocate_async"
+    config, _ = composed("+adaptive=greso", mode, "trainer.v1.colocate_async.num_warmup_batches=-1")
+    assert facts.ahead_of(config) == 0 and "0 warm-up batches" in facts.schedule_of(config)
 
 
 def test_asking_for_a_critic_does_not_repeat_verls_warning(recwarn) -> None:

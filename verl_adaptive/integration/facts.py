@@ -39,9 +39,9 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
 
 
 def ahead_of(config: Any) -> float:
-    """Batches that the trainer mode generates ahead."""
+    """Batches that the trainer mode generates ahead; verl takes fewer than none for none."""
     mode = mode_of(config)
-    return 0 if mode == "sync" else config.trainer.v1[mode].num_warmup_batches
+    return 0 if mode == "sync" else max(0, config.trainer.v1[mode].num_warmup_batches)
 
 
 def stream_of(config: Any) -> AsyncFacts:
@@ -66,7 +66,6 @@ def schedule_of(config: Any) -> str:
     warmup = f"{ahead:g} warm-up batch{'' if ahead == 1 else 'es'}"
     if mode == "colocate_async":
         return f"generation and training take turns on the same devices, {warmup} ahead"
-    check(mode == "separate_async", "trainer.v1.trainer_mode", mode, "is no mode that this package knows")
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     sync = v1.separate_async.parameter_sync_step
     check(
