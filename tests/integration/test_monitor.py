@@ -18,6 +18,7 @@ from verl.utils import tensordict_utils as tu
 from tests.world import make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import monitor
+from verl_adaptive.integration.rewards import read_rewards
 from verl_adaptive.integration.tables import COLUMNS, lists_now
 from verl_adaptive.stats.state import join_state, split_state
 
@@ -104,6 +105,17 @@ def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, i
     assert monitor._fields(SimpleNamespace(keys=keys, partition_id="train")) == fields
 
 
+def test_a_rollout_without_further_results_has_no_signal(queue) -> None:
+    """A reward manager may say None of an answer that it cannot parse: the run ended with a TypeError."""
+    rows = [
+        {"rm_scores": torch.tensor([1.0]), "extra_fields": {"reward_extra_info": info}} for info in ({"acc": 1}, None)
+    ]
+    keys = ["u_0_0", "u_1_0"]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}, {}])
+    reward, signal, given = read_rewards(keys, "acc")
+    assert reward.tolist() == [1, 1] and signal[0] == 1 and np.isnan(signal[1]) and given == {"acc"}
+
+
 def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
     """A never-solved source is said before the checkpoint, so the run that goes on from it does not say it again."""
 
@@ -111,7 +123,7 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
         told.clear()
         engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.zeros(60))
         config = AdaptiveConfig.from_mapping({"name": "t"})
-        looker = monitor.Monitor(config, engine, repeated=0.3, longest=None, tracking=lambda: None)
+        looker = monitor.Monitor(config, engine, repeated=0.3, longest=1000, tracking=lambda: None)
         if state is not None:
             looker.load_state_dict(join_state(*split_state(state)))
         for step in range(1, count + 1):

@@ -13,7 +13,7 @@ from transfer_queue import KVBatchMeta
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
-from verl_adaptive.integration.rewards import sums
+from verl_adaptive.integration.rewards import info_of, sums
 from verl_adaptive.integration.tables import WANDB, log_lists
 from verl_adaptive.report.judge import Finding, Judge
 
@@ -40,7 +40,7 @@ class Monitor:
         engine: Engine,
         *,
         repeated: float,
-        longest: int | None,
+        longest: int,
         tracking: Callable[[], Any],
     ) -> None:
         self.config, self.engine, self.longest, self.tracking = config, engine, longest, tracking
@@ -91,7 +91,7 @@ class Monitor:
             self._judge.fields = _fields(batch)
         groups = result.groups
         groups = groups.select(~groups.failed & (groups.n > 0))
-        cut = None if self.longest is None else groups.sum((groups.longest >= self.longest).astype(np.float64))
+        cut = groups.sum((groups.longest >= self.longest).astype(np.float64))
         source = self.engine.table.col("source")[groups.row]
         jump = self.engine.policy.advantage.metrics().get("jump", 0.0)
         counts = groups.n, groups.successes, cut, groups.sum(groups.reward), groups.sum(groups.reward**2)
@@ -119,8 +119,7 @@ def _fields(batch: KVBatchMeta) -> frozenset[str]:
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields) if keys else {}
     if not set(data.keys()).issuperset(fields):
         return frozenset()
-    extras = [getattr(extra, "data", extra) for extra in data["extra_fields"]]
-    infos = [(extra.get("reward_extra_info") if isinstance(extra, dict) else None) or {} for extra in extras]
+    infos = [info_of(extra) for extra in data["extra_fields"]]
     rewards = sums(data["rm_scores"])
     graded = len(np.unique(rewards)) > 2
     same = graded and all(_close(info.get("acc"), reward) for info, reward in zip(infos, rewards, strict=True))

@@ -76,7 +76,7 @@ def read_rewards(
         return reward, reward, set()
     if late:
         return reward, np.array([_number(value) for value in data[extra]], dtype=np.float64), {signal}
-    infos = [_info(value) for value in data[extra]]
+    infos = [info_of(value) for value in data[extra]]
     given = {name for info in infos for name in info}
     return reward, np.array([_number(info.get(signal)) for info in infos], dtype=np.float64), given
 
@@ -95,10 +95,10 @@ def sums(scores: torch.Tensor) -> np.ndarray:
     return scores.double().reshape(len(scores), -1).sum(1).numpy()
 
 
-def _info(extra: object) -> dict[str, object]:
-    """What the reward function gave beside the reward."""
+def info_of(extra: object) -> dict[str, object]:
+    """What the reward function gave beside the reward, of a row's ``extra_fields``."""
     extra = getattr(extra, "data", extra)
-    return extra.get("reward_extra_info", {}) if isinstance(extra, dict) else {}
+    return (extra.get("reward_extra_info") if isinstance(extra, dict) else None) or {}
 
 
 def _number(value: object) -> float:
