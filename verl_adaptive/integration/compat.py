@@ -225,11 +225,9 @@ def _lack(item: Name) -> str:
         lost = [p for p in item.parameters if p not in has]
         if lost:
             return f"does not take {', '.join(lost)}"
-        empty, named = (
-            inspect.Parameter.empty,
-            (inspect.Parameter.POSITIONAL_OR_KEYWORD, inspect.Parameter.KEYWORD_ONLY),
-        )
-        demanded = [n for n, p in has.items() if p.default is empty and p.kind in named and n not in item.parameters]
+        unnamed = (inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD)
+        required = [name for name, p in has.items() if p.default is p.empty and p.kind not in unnamed]
+        demanded = [name for name in required if name not in item.parameters]
         if demanded and not item.instead:
             return f"now demands {', '.join(demanded)}"
     return ""

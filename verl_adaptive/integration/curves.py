@@ -65,10 +65,5 @@ def curves(rows: RowFigures, *, rewards: bool = True) -> dict[str, float]:
 
 
 def _three(name: str, values: np.ndarray) -> dict[str, float]:
-    if not len(values):
-        return {f"{name}/{kind}": float("nan") for kind in ("mean", "max", "min")}
-    return {
-        f"{name}/mean": float(values.mean()),
-        f"{name}/max": float(values.max()),
-        f"{name}/min": float(values.min()),
-    }
+    kinds = ("mean", "max", "min")
+    return {f"{name}/{kind}": float(getattr(values, kind)()) if len(values) else np.nan for kind in kinds}

@@ -161,7 +161,7 @@ class Guard:
         from verl_adaptive.integration.compat import too_old
 
         reason = too_old() or unread(config, program, any_program=self.any_program) or _lacks_platform(config)
-        if not reason and not isinstance(asks, Mapping) and not hasattr(asks, "items"):
+        if not reason and not hasattr(asks, "items"):
             reason = not_a_preset(asks)
         if not reason and PLUGIN not in sys.modules:
             why, fix = not_loaded() or ("its import failed", f"`python -c 'import {PLUGIN}'` shows why")
@@ -241,9 +241,8 @@ def misread(words: Iterable[str]) -> str:
 def _meant(name: str, rest: str, value: str, preset: bool) -> str:
     """What a key that is nobody's was meant to be; empty: it may be the user's own.
 
-    Args:
-        name, rest, value: of the word, ``adaptve``, ``.seed`` and ``1`` of ``+adaptve.seed=1``.
-        preset: a preset is on the line, so that a key that begins with ``adaptive`` is taken for ours.
+    Of ``+adaptve.seed=1`` the arguments are ``adaptve``, ``.seed`` and ``1``. With a preset on the line, a key that begins with
+    ``adaptive`` is taken for ours.
     """
     # One letter too many, or one that is missing, is above 0.9; letters in another order are as near.
     likeness = difflib.SequenceMatcher(None, "adaptive", name.lower()).ratio()
