@@ -79,11 +79,7 @@ def register() -> None:
 
 
 def _check_vllm_plugin() -> None:
-    """Refuse to start where vLLM would not load our plugin: the first weight sync would hang for ever.
-
-    Raises:
-        RuntimeError: If the entry point is missing, or ``VLLM_PLUGINS`` leaves it out.
-    """
+    """Refuse to start where vLLM would not load our plugin: the first weight sync would hang for ever."""
     from importlib.metadata import entry_points
 
     names = {point.name for point in entry_points(group=VLLM_PLUGIN_GROUP) if point.value == VLLM_PLUGIN_TARGET}

@@ -59,11 +59,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         self.group: ProcessGroupGloo | None = None
 
     def prepare(self) -> tuple[str, int] | None:
-        """Open the store at which the peers of this sync meet.
-
-        Returns:
-            The store's host and port from the master, None from everybody else.
-        """
+        """Open the store at which the peers of this sync meet; its host and port from the master, None from everybody else."""
         if not self.is_master:
             return None
         host = ray.util.get_node_ip_address().strip("[]")
@@ -74,15 +70,10 @@ class GlooCheckpointEngine(CheckpointEngine):
     def build_topology(
         cls, actor_wg_world_size: int, rollout_world_size: int, metadata: list[Any]
     ) -> tuple[dict[str, list[Any]], dict[str, list[Any]]]:
-        """Rank 0 is the trainer's first worker, the others are the rollout workers.
+        """Keyword arguments of ``init_process_group`` for each training worker, and for each rollout worker.
 
-        Args:
-            actor_wg_world_size: Number of training workers.
-            rollout_world_size: Number of rollout workers.
-            metadata: What ``prepare`` returned in each worker, the trainer's rank 0 first.
-
-        Returns:
-            Keyword arguments of ``init_process_group`` for each training worker, and for each rollout worker.
+        Rank 0 is the trainer's first worker, the others are the rollout workers. ``metadata`` is what ``prepare`` returned in
+        each worker, the trainer's rank 0 first.
         """
         world_size = 1 + rollout_world_size
 
@@ -92,13 +83,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return arguments([0] + [NOT_IN_GROUP] * (actor_wg_world_size - 1)), arguments(list(range(1, world_size)))
 
     def init_process_group(self, rank: int, world_size: int, address: tuple[str, int]) -> None:
-        """Join the group of this sync.
-
-        Args:
-            rank: Rank in the group, or ``NOT_IN_GROUP``.
-            world_size: Size of the group.
-            address: Host and port of the store.
-        """
+        """Join the group of this sync, whose store is at ``address``; not as rank ``NOT_IN_GROUP``."""
         self.rank = rank
         if rank == NOT_IN_GROUP:
             return
@@ -114,11 +99,7 @@ class GlooCheckpointEngine(CheckpointEngine):
     async def send_weights(
         self, weights: Iterable[tuple[str, torch.Tensor]], global_steps: int | None = None
     ) -> dict[str, int]:
-        """Broadcast the weights.
-
-        Args:
-            weights: Names and full tensors. Reading one is collective over the training workers.
-            global_steps: Not used.
+        """Broadcast names and full tensors, each of whose reading is collective over the training workers.
 
         Returns:
             Metrics of this sync, for verl's logger.
@@ -143,14 +124,7 @@ class GlooCheckpointEngine(CheckpointEngine):
         return {"weight_sync/bytes": total}
 
     async def receive_weights(self, global_steps: int | None = None) -> AsyncIterator[tuple[str, torch.Tensor]]:
-        """Receive what the master sends.
-
-        Args:
-            global_steps: Not used.
-
-        Yields:
-            Names and full tensors.
-        """
+        """Names and full tensors, as the master sends them."""
         async for name, weight in merge_weight_chunks(self._receive_chunks(), self.bucket_size):
             yield name, weight
 

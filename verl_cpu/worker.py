@@ -55,11 +55,7 @@ def mine(connection: socket.socket) -> bool:
 
 
 def start_server() -> int | None:
-    """Start the server, unless this raylet has one.
-
-    Returns:
-        The server's process id, if it was started here.
-    """
+    """Start the server, unless this raylet has one; its process id, if it was started here."""
     listener = socket.socket(socket.AF_UNIX)
     with listener:
         try:
@@ -113,10 +109,9 @@ def main(arguments: list[str]) -> None:
 
 
 def preload() -> dict[str, str]:
-    """Import what workers need; one that cannot be imported says so where it is needed.
+    """Import what workers need; what importing it has set in the environment.
 
-    Returns:
-        What importing it has set in the environment.
+    What cannot be imported says so where it is needed.
     """
     import gc
     import importlib

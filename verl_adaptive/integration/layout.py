@@ -106,11 +106,7 @@ class Layout:
         the first one that differs: of one row, or of rows as long as each other, it is the axes, while verl's workers
         count on the length (``maybe_fix_3d_position_ids``), and their next selection of rows fails (verl issue 7899).
 
-        Args:
-            length: int64 ``(len(order),)``, tokens of each physical row.
-            ranks: data-parallel ranks of each pass.
-            workload: as for :func:`plan`.
-            partition: as for :func:`plan`.
+        ``length`` is of each physical row, ``ranks`` of each pass; the others are as for :func:`plan`.
         """
         orders = [length[self.order_for(one, workload(length), partition)].reshape(one, -1) for one in ranks]
         return all((share.min(axis=1) < share.max(axis=1)).all() for share in orders)
@@ -118,12 +114,9 @@ class Layout:
     def order_for(
         self, ranks: int, cost: np.ndarray, partition: Callable[[np.ndarray, int], list[list[int]]]
     ) -> np.ndarray:
-        """The same rows for a worker group with another number of data-parallel ranks: the same chunks, cut anew.
+        """The same rows for the worker group of a pass with another number of ranks: the same chunks, cut anew.
 
-        Args:
-            ranks: of that group; one of the passes that the layout was planned for.
-            cost: float64 or int64 ``(len(order),)``, the workload of each physical row.
-            partition: as for :func:`plan`.
+        ``cost`` is the workload of each physical row.
 
         Returns:
             int64 ``(len(order),)``, positions in ``order``.
@@ -228,10 +221,7 @@ def _spread(rows: np.ndarray) -> np.ndarray:
 def micro_size(rows: int, limit: int, multiple: int = 1) -> int:
     """The micro batch that verl's even split can take: the largest divisor of ``rows`` that is at most ``limit``.
 
-    Args:
-        rows: of a minibatch on a rank.
-        limit: rows of a micro batch at most.
-        multiple: the number of micro batches must be a multiple of this; it must divide ``rows``.
+    The number of micro batches is a multiple of ``multiple``, which divides ``rows``.
     """
     for size in range(min(rows, limit), 0, -1):
         if rows % size == 0 and rows // size % multiple == 0:
@@ -242,11 +232,7 @@ def micro_size(rows: int, limit: int, multiple: int = 1) -> int:
 def _rows_per_chunk(most: int, ranks: int, chunks: int, cuts: Sequence[tuple[Pass, int]]) -> int:
     """Rows of a chunk on a rank: as few as possible, but not so that a micro batch shrinks to a sliver.
 
-    Args:
-        most: rows of the largest chunk, over all ranks.
-        ranks: the actor's.
-        chunks: of the layout.
-        cuts: the passes, each with its number of minibatches.
+    ``most`` are those of the largest chunk over all ranks; ``cuts`` the passes, each with its number of minibatches.
     """
     step = 1  # the passes' ranks and micro batches come out even for multiples of this
     for one, minibatches in cuts:

@@ -368,12 +368,7 @@ def _uneven(
 ) -> Layout:
     """The first layout of which no rank's rows are all of one length; see :meth:`Layout.uneven`.
 
-    Args:
-        layout: without spare rows; mostly it will do.
-        lay_out: makes one with ``spare`` padding rows.
-        length: int64 ``(S,)``, tokens of each sequence.
-        padding: tokens of a padding row; some have one more.
-        ranks: of the passes.
+    Mostly ``layout``, which has no spare rows. ``length`` is of each sequence, ``padding`` of a padding row; some have one more.
     """
     for spare in range(1, 4 * max(ranks)):  # one or two do, but for a pass of more ranks than the actor has
         physical = np.where(layout.order == PAD, padding, length[layout.order])

@@ -32,12 +32,7 @@ _COUNT_PATIENCE = 5.0
 
 
 def stall_seconds(config: AdaptiveConfig, response_length: int) -> float:
-    """Seconds without any rollout coming back that are too long.
-
-    Args:
-        config: the ``adaptive`` group; ``stall_timeout`` as it stands, where the user gave one.
-        response_length: ``data.max_response_length``: what a server may be busy with before anything comes back.
-    """
+    """Seconds without any rollout coming back that are too long: the user's, or by how long one of the longest may take."""
     if config.stall_timeout is not None:
         return config.stall_timeout
     return max(_STALL, _TOKEN * response_length)
@@ -180,13 +175,9 @@ def _version(_actor: Any) -> str:
 
 
 def open_requests(servers: Mapping[str, ray.actor.ActorHandle]) -> str:
-    """How many requests each server has, in words: who has them is who does not finish them.
+    """How many requests each server has, by name: ``rollout server 0: 0, reward model 0: 128``.
 
-    Args:
-        servers: name → a server of verl's, for rollouts or of a reward model.
-
-    Example:
-        ``rollout server 0: 0, reward model 0: 128``
+    Who has them is who does not finish them.
     """
     calls = {name: server.__ray_call__.remote(_count) for name, server in servers.items()}
     if not calls:
