@@ -187,31 +187,28 @@ def test_an_advantage_without_an_entry_point_is_known_to_verl() -> None:
     assert callable(get_adv_estimator_fn(part.estimator))
 
 
-def test_slots_are_those_of_all_inference_engines() -> None:
+def test_each_part_of_a_replica_is_an_engine_with_slots_of_its_own() -> None:
     rollout = "actor_rollout_ref.rollout"
-    words = (f"{rollout}.max_num_seqs=100", "trainer.n_gpus_per_node=8", "trainer.nnodes=2")
+    words = ("trainer.n_gpus_per_node=8", "trainer.nnodes=2")
     config, _ = composed("+adaptive=greso", *words, f"{rollout}.tensor_model_parallel_size=4")
-    assert (facts.replicas_of(config), facts.slots_of(config)) == (4, 400)
+    assert (facts.replicas_of(config), facts.engines_of(config)) == (4, 4)
     sizes = (f"{rollout}.data_parallel_size=2", f"{rollout}.tensor_model_parallel_size=2")
     config, _ = composed("+adaptive=greso", *words, *sizes)
-    assert (facts.replicas_of(config), facts.slots_of(config)) == (
-        4,
-        800,
-    )  # each part of an engine has slots of its own
+    assert (facts.replicas_of(config), facts.engines_of(config)) == (4, 8)
     config, _ = composed("+adaptive=greso", *words, *sizes, f"{rollout}.pipeline_model_parallel_size=2")
     assert facts.replicas_of(config) == 2
     own = ("trainer.v1.trainer_mode=separate_async", f"{rollout}.nnodes=1", f"{rollout}.n_gpus_per_node=4")
     config, _ = composed("+adaptive=greso", *words, *sizes, *own)
     assert facts.replicas_of(config) == 1  # generates on GPUs of its own
     config, _ = composed("+adaptive=greso", *words, f"{rollout}.disaggregation.enabled=true")
-    assert (facts.replicas_of(config), facts.slots_of(config)) == (0, 0)
+    assert (facts.replicas_of(config), facts.engines_of(config)) == (0, 0)
 
 
-def test_slots_are_not_those_of_a_reward_model() -> None:
+def test_engines_are_not_those_of_a_reward_model() -> None:
     plain, _ = composed("+adaptive=greso")
     model = ("enable=true", "enable_resource_pool=true", "nnodes=2", "n_gpus_per_node=8", "rollout.max_num_seqs=7")
     config, _ = composed("+adaptive=greso", *(f"reward.reward_model.{word}" for word in model))
-    assert (facts.replicas_of(config), facts.slots_of(config)) == (facts.replicas_of(plain), facts.slots_of(plain))
+    assert facts.engines_of(config) == facts.engines_of(plain) > 0
 
 
 @pytest.mark.parametrize(

@@ -99,7 +99,7 @@ def gpus_of(config: Any) -> int:
 
 
 def replicas_of(config: Any) -> int:
-    """Inference engines (``LLMServerManager``): GPUs that generate over the GPUs of one; 0: not told by these."""
+    """Replicas of the inference engine (``LLMServerManager``): GPUs that generate over the GPUs of one; 0: not told by these."""
     rollout = config.actor_rollout_ref.rollout
     disaggregation = rollout.get("disaggregation")
     if disaggregation is not None and disaggregation.get("enabled", False):
@@ -108,10 +108,9 @@ def replicas_of(config: Any) -> int:
     return int(gpus_of(config) // one)
 
 
-def slots_of(config: Any) -> int:
-    """Sequences that all inference engines run at a time, if memory is no closer limit; 0: not known."""
-    rollout = config.actor_rollout_ref.rollout
-    return replicas_of(config) * int(rollout.data_parallel_size) * int(rollout.max_num_seqs)
+def engines_of(config: Any) -> int:
+    """Inference engines with slots of their own: a replica has ``data_parallel_size`` of them; 0: not known."""
+    return replicas_of(config) * int(config.actor_rollout_ref.rollout.data_parallel_size)
 
 
 def row_limit(config: Any) -> int | None:

@@ -107,7 +107,6 @@ class RunPlan:
             said = advantage.zero_rows or said
         rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
         batch, n, longest = int(config.data.train_batch_size), int(rollout.n), int(config.data.max_response_length)
-        slots = int(rollout.max_num_seqs)
         notes = (
             facts.held_note(policy),
             facts.dropped_note(config, policy),
@@ -137,8 +136,8 @@ class RunPlan:
             zero_rows=said,
             late=late,
             single_turn=facts.single_turn(config),
-            engines=facts.slots_of(config) // slots,
-            slots=slots,
+            engines=facts.engines_of(config),
+            slots=int(rollout.max_num_seqs),
             longest=longest,
             stall=stall_seconds(adaptive, longest),
             row_limit=facts.row_limit(config),

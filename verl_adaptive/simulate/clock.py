@@ -49,7 +49,7 @@ class ClockConfig:
 
         Args:
             replicas: inference engines, those of one ``data_parallel_size`` counted one by one: each has slots of its own
-                (:func:`verl_adaptive.integration.facts.slots_of`).
+                (:func:`verl_adaptive.integration.facts.engines_of`).
             slots: ``actor_rollout_ref.rollout.max_num_seqs``, or what the memory for keys and values holds if that is less.
             cap: ``data.max_response_length``.
         """
