@@ -306,6 +306,26 @@ def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path
     assert "8 steps between 1 and 8 are lost" in last
 
 
+def test_an_attempt_that_could_not_be_begun_is_begun_again(tmp_path: Path, monkeypatch) -> None:
+    """Its folder was there and its files were not: every later step was lost with a KeyError, and called written."""
+    real = os.fsync
+
+    def full(descriptor: int) -> None:
+        if "groups.arrows" in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+        real(descriptor)
+
+    with begun(tmp_path / "j", 1) as writer:
+        shutil.rmtree(tmp_path / "j")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "fsync", full)
+            commit(writer, 2)
+            assert not written(writer, 0.5)
+        commit(writer, 3)
+        assert written(writer)
+    assert steps_of(tmp_path / "j") == [2, 3] and [gap[:2] for gap in open_run(tmp_path / "j").gaps()] == [(1, 1)]
+
+
 HOLDER = """
 import sys, time
 from verl_adaptive.stats import Journal

@@ -210,24 +210,25 @@ class Journal:
     def _begin(self, step: int, parent: str | None) -> None:
         known = {said["id"]: said["attempt"] for said in attempts_in(self.folder) if isinstance(said.get("id"), str)}
         there = [int(p.name[8:]) for p in self.folder.glob("attempt-*") if p.name[8:].isdigit()]
-        self.attempt = max(there, default=-1) + 1
-        folder = self.folder / f"attempt-{self.attempt}"
+        number = max(there, default=-1) + 1
+        folder = self.folder / f"attempt-{number}"
         folder.mkdir(parents=True)  # fails if another process was quicker
+        self.attempt = number
         if self._prompts is not None and not (self.folder / self._prompts[0]).exists():
             name, content = self._prompts
             how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
             write_file(self.folder / name, lambda file: pq.write_table(content, file, **how))
         new = uuid.uuid4().hex
-        about = {"attempt": self.attempt, "id": new, "parent": known.get(parent or ""), "after": step}
+        about = {"attempt": number, "id": new, "parent": known.get(parent or ""), "after": step}
         about |= {"began": time.time(), **self.meta}
-        said = sealed(_json({**about, "package": package_version()}))
+        said, head = sealed(_json({**about, "package": package_version()})), GROUPS.serialize()
+        write_file(folder / _GROUPS, lambda file: file.write(head))
         write_file(folder / "attempt.json", lambda file: file.write(said))
         sync_directory(folder)
         sync_directory(self.folder)
         self._release()
-        self.id, self._ends, self._last = new, {}, step
-        head = GROUPS.serialize()
-        self._ends[_GROUPS], self._head_crc = self._append(_GROUPS, head), zlib.crc32(head)
+        self.id, self._last = new, step
+        self._ends, self._head_crc = {_GROUPS: len(head)}, zlib.crc32(head)
 
     def _release(self) -> None:
         for descriptor in self._files.values():
