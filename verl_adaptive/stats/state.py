@@ -61,7 +61,7 @@ def split_state(state: dict[str, Any]) -> tuple[bytes, bytes]:
                     raise TypeError(f"state{where}: the key {key!r} is a {type(key).__name__}, keys must be strings")
                 if key in (_ARRAY, _BYTES):
                     raise TypeError(f"state{where}: the key {key!r} is reserved")
-            return {key: plain(item, f"[{key!r}]") for key, item in value.items()}
+            return {key: plain(item, f"{where}[{key!r}]") for key, item in value.items()}
         if isinstance(value, list | tuple):
             return [plain(item, f"{where}[{i}]") for i, item in enumerate(value)]
         raise TypeError(f"state{where}: a {type(value).__name__} cannot be stored")
