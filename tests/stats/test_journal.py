@@ -145,6 +145,12 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
     with begun(tmp_path / "x") as writer:
         writer.commit_validation(2, {"acc": 0.5})
     assert open_run(tmp_path / "x").gaps() == [(1, 2, "steps.jsonl of attempt 0 ends before them")]
+    with Journal(tmp_path / "x") as writer:
+        writer.begin(6, parent=writer.known[0]["id"])
+        commit(writer, 7)
+        writer.commit_validation(8, {"acc": 0.5})
+    (tmp_path / "x" / "attempt-1" / "groups.arrows").write_bytes(b"")
+    assert [gap[:2] for gap in open_run(tmp_path / "x").gaps()] == [(1, 6), (7, 7), (8, 8)]  # each step once
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
         writer.begin(2, parent=writer.known[0]["id"])
         commit(writer, 3)

@@ -112,7 +112,7 @@ class JournalReader:
 
     def gaps(self) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of what the live line lacks."""
-        before, cut = max(self.live[0].first, 0), 0
+        before, cut, last = max(self.live[0].first, 0), 0, self.about
         out = [(1, before, "the attempt that wrote them is not in this journal")] if before else []
         for stretch, lines, there in self._steps:
             for line in there:
@@ -124,13 +124,14 @@ class JournalReader:
                     out.append((before + 1, line["step"] - 1, str(why)))
                 before = line["step"]
             cut = lines[-1]["step"] if lines else 0
-        if self.about["after"] > before:
-            out.append((before + 1, self.about["after"], "not written when training resumed after it"))
-        if cut > before:
-            out.append((before + 1, cut, f"groups.arrows of attempt {self.about['attempt']} ends before them"))
-        elif self._validated and self._validated[-1]["step"] > max(before, self.about["after"]):
-            why = f"steps.jsonl of attempt {self.about['attempt']} ends before them"
-            out.append((max(before, self.about["after"]) + 1, self._validated[-1]["step"], why))
+        if last["after"] > before:
+            out.append((before + 1, last["after"], "not written when training resumed after it"))
+            before = last["after"]
+        validated = max((one["step"] for one in self._validated), default=0)
+        for name, end in (("groups.arrows", cut), ("steps.jsonl", validated)):
+            if end > before:
+                out.append((before + 1, end, f"{name} of attempt {last['attempt']} ends before them"))
+                before = end
         return out
 
     def validations(self) -> list[dict[str, Any]]:
