@@ -86,8 +86,8 @@ def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
     ):
         with pytest.raises(StoreError, match=says):
             open_run(source)
-    for name in ("a", "b"):
-        write_snapshot(tmp_path / name / "global_step_1" / "adaptive", StatsTable(), {}, meta={})
+    for name, meta in (("a", {"began": "of anybody"}), ("b", {"began": 1.7e9})):  # runs are sorted by it
+        write_snapshot(tmp_path / name / "global_step_1" / "adaptive", StatsTable(), {}, meta=meta)
     with pytest.raises(StoreError, match="leads to 2 runs, name one"):
         open_run(tmp_path / "?")
 

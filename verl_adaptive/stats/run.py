@@ -31,6 +31,7 @@ from verl_adaptive.stats.dataset import Row, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.history import Flips, Window
+from verl_adaptive.stats.journal import is_time
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
@@ -279,7 +280,7 @@ def _plain(meta: dict[str, Any]) -> dict[str, Any]:
     def plain(value: Any) -> bool:
         return isinstance(value, int | float) and value == value
 
-    found = {name: meta[name] for name in _SAID if name in meta}
+    found = {name: meta[name] for name in _SAID if name in meta and (name != "began" or is_time(meta[name]))}
     return {
         name: value
         for name, value in found.items()
