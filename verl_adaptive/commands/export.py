@@ -129,7 +129,7 @@ def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[
     keys, sources = keys_of(args.data, opened.identity)
     known = prompts.table.rows_for(keys, create=False) >= 0
     # Rows that the store lacks become prompts without a visit, so that a condition treats both alike.
-    rows = prompts.table.rows_for(keys, sources=np.array(sources, dtype=object))
+    rows = prompts.table.rows_for(keys, sources=sources)
     keep = wanted.select(prompts)[rows]
     unseen = prompts.table.col("visits")[rows] == 0
     if args.keep_unseen:

@@ -153,7 +153,7 @@ class JournalReader:
                 if not is_time(line["wall_time"]) or type(line["generated"] or 0) not in (int, float):
                     raise ValueError(f"the validation of step {str(line['step'])[:40]!r} holds no numbers")
                 if line["step"] <= stretch.last:
-                    known = {"metrics": _numbers(line["metrics"]), "prompts": _numbers(line["prompts"])}
+                    known = {"metrics": numbers(line["metrics"]), "prompts": numbers(line["prompts"])}
                     found.setdefault(line["step"], {**line, **known})
         return [found[step] for step in sorted(found)]
 
@@ -175,7 +175,7 @@ class JournalReader:
                 yield _page(stretch.folder, lines[begin:end])
                 begin = end
 
-    def dataset(self) -> tuple[np.ndarray, pa.DictionaryArray] | None:
+    def dataset(self) -> tuple[np.ndarray, list[str]] | None:
         """Keys and data sources of the newest attempt's data set; None if it names none."""
         name = self.about.get("prompts_file")
         if name is None:
@@ -186,7 +186,7 @@ class JournalReader:
             raw = pa.BufferReader(read_file(self.folder / name, _LARGEST))
             with pq.ParquetFile(raw, pre_buffer=False, page_checksum_verification=True) as file:
                 table = file.read(use_threads=False)
-            return key_words(table.column("key")), _sources(table)
+            return key_words(table.column("key")), table.column("source").to_pylist()
         except (OSError, ValueError, TypeError, LookupError, pa.ArrowException) as error:
             raise JournalError(
                 f"{self.folder / str(name)} cannot be read: {getattr(error, 'strerror', None) or error}. Without it the prompts "
@@ -210,30 +210,14 @@ class JournalReader:
         table = StatsTable()
         known = self.dataset()
         if known is not None:
-            table.rows_for(known[0], sources=_ids(table, known[1]))
+            table.rows_for(known[0], sources=known[1])
         flips = Flips(len(table))
         for page in self.observations(last_step=last_step):
-            rows = table.rows_for(key_words(page.column("key")), sources=_ids(table, _sources(page)))
+            rows = table.rows_for(key_words(page.column("key")), sources=page.column("source").to_pylist())
             w = Window.of(page, rows, tolerance)
             table.observe_visits(w)
             flips.add(rows, w.rate, w.n, len(table))
         return table, flips
-
-
-def _sources(table: pa.Table) -> pa.DictionaryArray:
-    column = table.column("source")
-    return (column if pa.types.is_dictionary(column.type) else column.dictionary_encode()).combine_chunks()
-
-
-def _ids(table: StatsTable, sources: pa.DictionaryArray) -> np.ndarray:
-    """The table's numbers of data sources."""
-    if isinstance(sources, pa.ChunkedArray):  # without any row
-        return np.zeros(0, dtype=np.int64)
-    names = sources.dictionary.to_pylist()
-    for name in sorted(names):  # in the order in which a table numbers them
-        table.source_id(name)
-    known = np.array([table.source_id(name) for name in names], dtype=np.int64)
-    return known[sources.indices.to_numpy()] if len(known) else np.zeros(0, dtype=np.int64)
 
 
 def _whole(path: Path, tail: int | None = None) -> Iterator[bytes]:
@@ -323,7 +307,7 @@ def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
     return table.add_column(0, OBSERVATIONS.field(0), pa.array(np.full(len(table), lines[0]["attempt"], np.int32)))
 
 
-def _numbers(found: Any) -> dict[str, float]:
+def numbers(found: Any) -> dict[str, float]:
     """The finite numbers of a table; the file is not trusted: ValueError if it is no table."""
     if not isinstance(found, dict):
         raise ValueError(f"a validation holds {str(found)[:40]!r} where a table belongs")

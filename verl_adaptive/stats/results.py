@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import math
 import re
+from array import array
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -154,20 +155,20 @@ def read_results(
         StoreError: not readable, or a row lacks what is needed; the message names file, row and column.
     """
     keys: list[bytes] = []
-    outcomes: list[tuple[float, ...]] = []
+    outcomes = array("d")  # a row's numbers one after the other: an evaluation may have millions of rows
     sources: list[str] = []
     for number, row in enumerate(file_rows(path)):
         try:
             keys.append(_key(row, identity))
-            outcomes.append((*_outcome(row, success), _tokens(row)))
+            outcomes.extend((*_outcome(row, success), _tokens(row)))
         except (ValueError, TypeError, OverflowError) as error:
             raise StoreError(f"{path}, row {number}: {error}") from error
         sources.append(str(row.get("data_source") or row.get("source") or ""))
     if not keys:  # an evaluation that wrote nothing is no evaluation of no prompts
         raise StoreError(f"{path} has no rows; give results with one row a rollout or a prompt, or leave it out")
     table = StatsTable()
-    rows = table.rows_for(_keys.keys_array(keys), sources=np.array(sources, dtype=object))
-    n, c, signal, squares, reward, low, high, tokens = np.array(outcomes, dtype=np.float64).T
+    rows = table.rows_for(_keys.keys_array(keys), sources=sources)
+    n, c, signal, squares, reward, low, high, tokens = np.array(outcomes).reshape(len(keys), -1).T
     count = len(table)
 
     def total(values: np.ndarray) -> np.ndarray:

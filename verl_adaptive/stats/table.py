@@ -253,21 +253,20 @@ class StatsTable:
         self,
         keys: np.ndarray,
         create: bool = True,
-        sources: np.ndarray | Sequence[int] | Sequence[str] | None = None,
+        sources: Sequence[str] | np.ndarray | None = None,
     ) -> np.ndarray:
         """The row of each key.
 
         Args:
             keys: :data:`~verl_adaptive.stats.keys.KEY_DTYPE` ``(n,)``; equal keys get the same row.
             create: add rows for unknown keys, in the order of their first appearance.
-            sources: the data source of each key, by number (:meth:`source_id`) or name, shape ``(n,)``; recorded for
-                prompts whose source is not known yet.
+            sources: the name of each key's data source; recorded for prompts whose source is not known yet.
 
         Returns:
             int64 ``(n,)``; -1 for unknown keys when ``create`` is false.
 
         Raises:
-            ValueError: ``keys`` are not keys, or ``sources`` has another length or an unknown number.
+            ValueError: ``keys`` are not keys, or ``sources`` has another length.
         """
         keys = np.asarray(keys)
         if keys.dtype != KEY_DTYPE or keys.ndim != 1:
@@ -290,15 +289,11 @@ class StatsTable:
             self._set_sources(rows, sources)
         return rows
 
-    def _set_sources(self, rows: np.ndarray, sources: Any) -> None:
-        ids = np.asarray(sources)
-        if ids.shape != rows.shape:
-            raise ValueError(f"{len(ids)} sources for {len(rows)} keys")
-        if ids.dtype.kind not in "iu":
-            names, inverse = np.unique(ids.astype(str), return_inverse=True)
-            ids = np.array([self.source_id(name) for name in names], dtype=np.int64)[inverse]
-        if len(ids) and (ids.min() < 0 or ids.max() >= len(self.sources)):
-            raise ValueError(f"source numbers are 0 to {len(self.sources) - 1}, got {ids.min()} to {ids.max()}")
+    def _set_sources(self, rows: np.ndarray, sources: Sequence[str] | np.ndarray) -> None:
+        if len(sources) != len(rows):
+            raise ValueError(f"{len(sources)} sources for {len(rows)} keys")
+        numbers = {name: self.source_id(name) for name in sorted(set(sources))}
+        ids = np.array([numbers[name] for name in sources], dtype=np.int64)
         column = self.col("source")
         known = rows >= 0
         target, ids = rows[known], ids[known]
