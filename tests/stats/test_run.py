@@ -15,7 +15,7 @@ from tests.cli.stores import make_run, write_dataset
 from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats import StatsTable, StoreError, find_runs, open_run, open_runs, write_snapshot
+from verl_adaptive.stats import StatsTable, StoreError, dumps, find_runs, open_run, open_runs, write_snapshot
 from verl_adaptive.stats.dumps import said_of
 
 
@@ -163,6 +163,19 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2", "--by", "tokens", "--plot", "x.svg"]) == 1
     (folder / "3.jsonl").write_text('{"input": "x"}')
     assert main(["stats", str(folder)]) == 1 and "3.jsonl, line 1: no score" in capsys.readouterr().err
+
+
+def test_only_so_much_of_the_rollouts_is_looked_through(tmp_path, monkeypatch) -> None:
+    """Where no prompt was found, as beside another data set, all of a run's rollouts were read."""
+    for step in range(1, 9):
+        (tmp_path / f"{step}.jsonl").write_text(
+            json.dumps({"input": f"what is {step}?", "gts": "", "score": 0.0}) + "\n"
+        )
+    monkeypatch.setattr(dumps, "MOST", 100)
+    texts = {str(step): (f"what is {step}?", "") for step in range(1, 9)}
+    assert sorted(said_of(str(tmp_path), texts)) == ["7", "8"] and not said_of(str(tmp_path), {"1": texts["1"]})
+    monkeypatch.setattr(dumps, "MOST", 10)
+    assert sorted(said_of(str(tmp_path), texts)) == ["8"]
 
 
 def test_a_rollout_of_several_outputs_is_one_answer(tmp_path) -> None:

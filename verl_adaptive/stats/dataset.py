@@ -21,7 +21,7 @@ def _keyed(path: str, identity: Identity, *, question: bool = False) -> Iterator
         try:
             keys = dataset_identity(rows, identity)[1] if question else dataset_keys(rows, identity)
         except (ValueError, TypeError) as error:
-            raise StoreError(f"{path}, rows from {start}: {error}") from error
+            raise StoreError(f"{path}, counted from row {start}: {error}") from error
         yield from zip(range(start, start + len(rows)), rows, keys_bytes(keys), strict=True)
         start += len(rows)
 

@@ -23,9 +23,9 @@ from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.stats.dataset import Row, Said
 from verl_adaptive.stats.files import StoreError, json_lines
 from verl_adaptive.stats.keys import prompt_key
-from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
+from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader, numbers
 
-#: Bytes that are read at most, the newest steps first.
+#: Bytes that are read at most, the newest steps first, beyond the newest file.
 MOST = 512 * 2**20
 
 _MARKED = (
@@ -143,13 +143,13 @@ class DumpReader(JournalReader):
     def lines(self) -> list[dict[str, Any]]:
         """A line a step, as a journal has them."""
         step, n = (self._table.column(name).to_numpy() for name in ("step", "n"))
-        out, total = [], 0
-        for at in np.unique(step).tolist():
-            here = n[step == at]
-            total += int(here.sum())
-            accounts = {"step": int(here.sum()), "run": total}
-            ledger = {scope: {"rollouts": {"generated": k, "trained": k}} for scope, k in accounts.items()}
-            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": len(here)}
+        steps, first, groups = np.unique(step, return_index=True, return_counts=True)
+        rollouts = np.add.reduceat(n, first, dtype=np.int64)
+        out = []
+        for at, size, *counts in np.stack([steps, groups, rollouts, rollouts.cumsum()], axis=1).tolist():
+            accounts = zip(("step", "run"), counts, strict=True)
+            ledger = {scope: {"rollouts": {"generated": k, "trained": k}} for scope, k in accounts}
+            line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": size}
             out.append({**line, "ledger": json.dumps(ledger), "scalars": "{}"})
         return out
 
@@ -167,9 +167,9 @@ class DumpReader(JournalReader):
         for path in sorted(path for path in self.folder.glob("*.jsonl") if not path.stem.isdigit()):
             for _, row in json_lines(path, growing=True):
                 step, data = row.get("step"), row.get("data")
-                if not isinstance(data, dict) or not isinstance(step, int):
+                if not isinstance(data, dict) or type(step) is not int:
                     continue
-                values = {n: v for n, v in data.items() if n.startswith("val-") and isinstance(v, int | float)}
+                values = numbers({name: value for name, value in data.items() if name.startswith("val-")})
                 if values:
                     line = {"step": step, "wall_time": path.stat().st_mtime, "generated": None}
                     out.setdefault(step, {**line, "metrics": values, "prompts": {}})
@@ -224,9 +224,10 @@ def said_of(folder: str, prompts: Mapping[str, tuple[str, str]], *, threshold: f
         StoreError: a line is no JSON object; with its number. One that is no rollout is passed over.
     """
     find, out, left = finder(prompts), dict[str, Said](), MOST
-    for path in reversed(dump_files(Path(folder))):
+    files = dump_files(Path(folder))
+    for path in reversed(files):
         left -= path.stat().st_size
-        if left < 0 and out:
+        if left < 0 and path != files[-1]:
             break
         for _, row in _rollouts(path):
             score = row.get("score")

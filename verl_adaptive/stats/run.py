@@ -35,7 +35,7 @@ from verl_adaptive.stats.journal import is_time
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
-from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, SnapshotMissing, read_manifest, read_snapshot
+from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable, key_words
 
 if TYPE_CHECKING:
@@ -488,13 +488,11 @@ def _retired(
         return None
     try:
         for _, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
-            try:
-                theirs, _, manifest = read_snapshot(path / FOLDER)
-            except SnapshotMissing:
-                continue  # verl's checkpoint, its snapshot not yet written
-            step = manifest["meta"].get("step")
-            if manifest["meta"].get("attempt") not in attempts or (isinstance(step, int) and step > last_step):
+            meta = read_manifest(path / FOLDER)["meta"]
+            step = meta.get("step")
+            if meta.get("attempt") not in attempts or (isinstance(step, int) and step > last_step):
                 continue  # an abandoned stretch's, or another run's in the same place
+            theirs = read_snapshot(path / FOLDER)[0]
             rows = table.rows_for(theirs.keys, create=False)
             marked = (rows >= 0) & (theirs.col("retired") > 0)
             table.col("retired")[rows[marked]] = 1
