@@ -70,13 +70,13 @@ _ARROW_META = b"verl_adaptive.table"
 _GROWTH = 1.25
 
 
-def key_words(column: pa.ChunkedArray) -> np.ndarray:
+def key_words(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
     """Keys of an Arrow column of 16-byte values, as an array of ``KEY_DTYPE``."""
-    parts = []
-    for chunk in column.chunks:
+    parts = [np.empty(0, dtype=KEY_DTYPE)]
+    for chunk in column.chunks if isinstance(column, pa.ChunkedArray) else [column]:
         raw = np.frombuffer(chunk.buffers()[1], dtype=">u8", offset=16 * chunk.offset, count=2 * len(chunk))
         parts.append(raw.astype("<u8").view(KEY_DTYPE))
-    return np.concatenate(parts) if parts else np.empty(0, dtype=KEY_DTYPE)
+    return np.concatenate(parts)
 
 
 def key_column(keys: np.ndarray) -> pa.Array:
@@ -274,17 +274,9 @@ class StatsTable:
         rows = self._find(keys)
         unknown = np.flatnonzero(rows < 0)
         if create and len(unknown):
-            fresh = keys[unknown]
-            order, first = _keys.sort_order(fresh)
-            # Equal keys are neighbours in `order`; `leader` is the earliest position of each run of them.
-            leader = np.minimum.reduceat(order, np.flatnonzero(first))
-            leader.sort()
-            base = self._length
-            self._append(fresh[leader])
-            if len(leader) == len(fresh):
-                rows[unknown] = np.arange(base, self._length)
-            else:
-                rows[unknown] = self._find(fresh)
+            fresh = key_column(keys[unknown]).dictionary_encode()  # in the order of first appearance
+            rows[unknown] = self._length + fresh.indices.to_numpy()
+            self._append(key_words(fresh.dictionary))
         if sources is not None:
             self._set_sources(rows, sources)
         return rows

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_adaptive.groups import success_by_default
-from verl_adaptive.stats.keys import CONTENT, KEY_DTYPE, Identity
+from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
 
@@ -110,7 +110,7 @@ def warm_start(
     for run in runs:
         evidence = run.table
         seen = np.flatnonzero(evidence.col("rollouts") > 0)
-        rows = table.rows_for(np.ascontiguousarray(evidence.keys[seen], dtype=KEY_DTYPE), create=False)
+        rows = table.rows_for(evidence.keys[seen], create=False)
         offered += len(seen)
         matched[rows[rows >= 0]] = True
         pseudo = np.floor(discount * evidence.col("rollouts")[seen] + 0.5)
