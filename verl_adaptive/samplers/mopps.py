@@ -87,7 +87,7 @@ class Mopps(SizedSampler):
         rows = rows[(self.col("wins")[rows] == 0) & (self.col("losses")[rows] == 0)]
         rollouts = table.col("rollouts")[rows].astype(np.float64)
         rate = np.clip(table.col("successes")[rows] / rollouts, 0.0, 1.0)
-        mass, _ = left_of(rollouts, facts.n, self.config.decay)
+        mass = left_of(rollouts, facts.n, self.config.decay)
         self.col("wins")[rows], self.col("losses")[rows] = mass * rate, mass * (1.0 - rate)
 
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:

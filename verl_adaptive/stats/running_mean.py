@@ -32,12 +32,7 @@ from verl_adaptive.stats.visits import waves
 PSEUDO = 2.0
 
 
-def fade(column: np.ndarray, rows: np.ndarray, kept: float, more: np.ndarray | float) -> None:
-    """``column[rows] ← kept · column[rows] + more``; every row once."""
-    column[rows] = kept * column[rows] + more
-
-
-def left_of(rollouts: np.ndarray, per_visit: int, kept: float) -> tuple[np.ndarray, np.ndarray]:
+def left_of(rollouts: np.ndarray, per_visit: int, kept: float) -> np.ndarray:
     """What fading leaves of evidence that was gathered elsewhere, as if by visits of this run, one after the other.
 
     Args:
@@ -46,14 +41,12 @@ def left_of(rollouts: np.ndarray, per_visit: int, kept: float) -> tuple[np.ndarr
         kept: what a visit leaves of the evidence before it.
 
     Returns:
-        float64 ``(k,)`` twice: rollouts that the evidence still counts for, never more than there were; and what is left
-        of the evidence before the first of these visits.
+        float64 ``(k,)``: rollouts that the evidence still counts for, never more than there were.
     """
-    visits = np.maximum(rollouts / per_visit, 1.0)
-    before = kept**visits
     if kept == 1:
-        return rollouts, before
-    return np.minimum(rollouts, per_visit * (1.0 - before) / (1.0 - kept)), before
+        return rollouts
+    visits = np.maximum(rollouts / per_visit, 1.0)
+    return np.minimum(rollouts, per_visit * (1.0 - kept**visits) / (1.0 - kept))
 
 
 class Memory:
@@ -66,6 +59,9 @@ class Memory:
         strength: κ before the first visit, rollouts that the prior counts for.
         by_source: the prior is the data source's; False: that of all prompts.
         centre: what nothing at all is taken for; None: not known.
+
+    Attributes:
+        noted: int64 ``(k,)``, rows visited in the step under way.
     """
 
     def __init__(
@@ -83,7 +79,7 @@ class Memory:
         # No default is an option: a run may go on with another one. `left` of the prior's strength, a share.
         columns = {"sum": Column("f8", 0.0), "count": Column("f8", 0.0), "left": Column("f8", 1.0)}
         columns |= {name: Column("f8", float("nan")) for name in ("latest", "before")}
-        self._noted = np.zeros(0, dtype=np.int64)  # visited in the step under way
+        self.noted = np.zeros(0, dtype=np.int64)
         table.declare(namespace, columns)
         latest, source = self.col("latest"), table.col("source")
         seen = np.isfinite(latest)
@@ -104,7 +100,7 @@ class Memory:
         everyone = total / prompts if prompts else np.nan
         prior = (PSEUDO * everyone + self._total) / (PSEUDO + self._visited)
         self._prior = prior if self.by_source else np.full(len(prior), everyone)
-        self._noted = self._noted[:0]
+        self.noted = self.noted[:0]
 
     def note(self, rows: np.ndarray) -> np.ndarray:
         """Keep the values of prompts that are visited now, as they stood when the step began; see :attr:`noted`.
@@ -112,15 +108,10 @@ class Memory:
         Returns:
             int64 ``(k,)``: of these rows, those that the step had not visited before.
         """
-        new = rows[~np.isin(rows, self._noted)]
+        new = rows[~np.isin(rows, self.noted)]
         self.col("before")[new] = self.value(new)
-        self._noted = np.concatenate([self._noted, new])
+        self.noted = np.concatenate([self.noted, new])
         return new
-
-    @property
-    def noted(self) -> np.ndarray:
-        """int64 ``(k,)``: rows visited in the step under way."""
-        return self._noted
 
     def _make_room(self) -> None:
         """A place for every data source there is."""
@@ -161,9 +152,9 @@ class Memory:
             self._visited += np.bincount(source[new], minlength=size)
             self._total += np.bincount(source, mean[now] - np.where(new, 0.0, old), minlength=size)
             latest[row] = mean[now]
-            fade(self.col("sum"), row, self.decay, total[now])
-            fade(self.col("count"), row, self.decay, n[now])
-            fade(self.col("left"), row, self.decay, 0.0)
+            for name, more in (("sum", total[now]), ("count", n[now]), ("left", 0.0)):
+                column = self.col(name)
+                column[row] = self.decay * column[row] + more
 
     def begin_with(self, sums: np.ndarray) -> None:
         """Start from the table's evidence on prompts that this memory has not met (a warm start).
@@ -187,10 +178,10 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """What the columns do not hold."""
-        return {"visited": self._visited, "total": self._total, "noted": self._noted}
+        return {"visited": self._visited, "total": self._total, "noted": self.noted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state saved between two steps; the columns are restored separately."""
         self._visited, self._total = (np.asarray(state[k], dtype=np.float64).copy() for k in ("visited", "total"))
         self.end_step()
-        self._noted = np.asarray(state["noted"], dtype=np.int64).copy()
+        self.noted = np.asarray(state["noted"], dtype=np.int64).copy()

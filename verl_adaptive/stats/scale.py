@@ -75,6 +75,7 @@ class RunningScale:
     """The scale of a run's differences, step by step.
 
     Attributes:
+        before: the scale at the beginning of the step; 0: not known.
         jump: root mean square of the last step's differences, unclipped, in scales of the step's beginning; 0: not known.
     """
 
@@ -82,8 +83,7 @@ class RunningScale:
         self._square = np.zeros(2)  # Σ ω q, Σ ω
         self._sums = np.zeros(2)  # Σ |d|, Σ d²
         self._seen = np.zeros((3, 0))  # of the step under way: data sources, rewards, differences
-        self._before = 0.0  # the scale at the step's beginning
-        self.jump = 0.0
+        self.before = self.jump = 0.0
 
     def observe(self, rewards: np.ndarray, off: np.ndarray) -> None:
         """Take data sources and rewards of the step under way, ``(2, k)``, and their differences; nan: not known."""
@@ -95,14 +95,9 @@ class RunningScale:
         return self._seen[:2]
 
     @property
-    def before(self) -> float:
-        """The scale at the beginning of the step; 0: not known."""
-        return self._before
-
-    @property
     def limit(self) -> float:
         """What a difference counts for at most."""
-        return CLIP * (self._before or typical_distance(self._seen[1])[1])
+        return CLIP * (self.before or typical_distance(self._seen[1])[1])
 
     @property
     def value(self) -> float:
@@ -144,10 +139,10 @@ class RunningScale:
     def end_step(self) -> None:
         """The step is over: its scale is the next one's beginning."""
         off = self._known()[1]
-        known = len(off) and self._before
-        self.jump = math.sqrt(float((off * off).mean())) / self._before if known else 0.0
+        known = len(off) and self.before
+        self.jump = math.sqrt(float((off * off).mean())) / self.before if known else 0.0
         self._square, self._sums = self._with_step()
-        self._before = _scale(self._square, self._sums)
+        self.before = _scale(self._square, self._sums)
         self._seen = self._seen[:, :0]
 
     def state_dict(self) -> dict[str, Any]:
@@ -156,7 +151,7 @@ class RunningScale:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._square, self._sums = (np.asarray(state[k], dtype=np.float64).copy() for k in ("square", "sums"))
         self._seen = np.asarray(state["seen"], dtype=np.float64).reshape(3, -1).copy()
-        self._before, self.jump = _scale(self._square, self._sums), float(state["jump"])
+        self.before, self.jump = _scale(self._square, self._sums), float(state["jump"])
 
 
 def _scale(square: np.ndarray, sums: np.ndarray) -> float:
