@@ -138,7 +138,7 @@ class DumpReader(JournalReader):
         sources = [source or self.rows[key.hex()].source for key, source in zip(keys, own, strict=True)]
         place = self._table.schema.get_field_index("source")
         field = self._table.schema.field(place)
-        self._table = self._table.set_column(place, field, pa.array(sources).cast(field.type))
+        self._table = self._table.set_column(place, field, pa.array(sources, field.type))
 
     def lines(self) -> list[dict[str, Any]]:
         """A line a step, as a journal has them."""
@@ -175,11 +175,10 @@ class DumpReader(JournalReader):
                     out.setdefault(step, {**line, "metrics": values, "prompts": {}})
         return [out[step] for step in sorted(out)]
 
-    def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
+    def observations(self, first_step: float = 0, last_step: float = math.inf) -> Iterator[pa.Table]:
         """One page of all groups, in order of steps; bounds are included."""
         step = self._table.column("step").to_numpy()
-        low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
-        yield self._table.filter(pa.array((step >= low) & (step <= high)))
+        yield self._table.filter(pa.array((step >= first_step) & (step <= last_step)))
 
     def dataset(self) -> None:
         """Prompts that never trained are not known."""

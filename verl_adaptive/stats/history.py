@@ -47,15 +47,11 @@ class Window(Visits):
 
 
 class Flips:
-    """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits, and how far it jumped.
+    """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits, and how far it jumped."""
 
-    Args:
-        prompts: how many there are to begin with.
-    """
-
-    def __init__(self, prompts: int = 0) -> None:
+    def __init__(self) -> None:
         # Of each prompt: crossings, the latest side; jumps, right rollouts, rollouts, visits; the latest visit's rate and size.
-        self._kept = np.zeros((8, prompts))
+        self._kept = np.zeros((8, 0))
 
     @property
     def count(self) -> np.ndarray:

@@ -245,7 +245,7 @@ class Journal:
             self._lost += [step for step, _ in tuple(self._waiting) if step is not None]
             self._said = False
             self._warn("the run has ended")
-        if self._lock is not None and not self._thread.is_alive():
+        if not self._thread.is_alive():
             self._release()
             self._unlock()
 

@@ -157,11 +157,10 @@ class JournalReader:
                     found.setdefault(line["step"], {**line, **known})
         return [found[step] for step in sorted(found)]
 
-    def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
+    def observations(self, first_step: float = 0, last_step: float = math.inf) -> Iterator[pa.Table]:
         """Pages of observations along the live line, in order (schema :data:`OBSERVATIONS`); bounds are included."""
-        low, high = -math.inf if first_step is None else first_step, math.inf if last_step is None else last_step
         for stretch, _, there in self._steps:
-            lines = [line for line in there if low <= line["step"] <= high]
+            lines = [line for line in there if first_step <= line["step"] <= last_step]
             begin = 0
             while begin < len(lines):
                 end, size = begin + 1, lines[begin]["groups"]
@@ -193,7 +192,7 @@ class JournalReader:
                 "that were never visited are not known: restore it from a copy"
             ) from error
 
-    def replay(self, *, last_step: int | None = None, tolerance: float = 0.0) -> tuple[StatsTable, Flips]:
+    def replay(self, *, last_step: float, tolerance: float) -> tuple[StatsTable, Flips]:
         """The statistics as the live line made them, over every prompt of the data set.
 
         In the sync mode they equal the run's, bit for bit. In the asynchronous modes ``first_step``, ``last_step`` and
@@ -211,7 +210,7 @@ class JournalReader:
         known = self.dataset()
         if known is not None:
             table.rows_for(known[0], sources=known[1])
-        flips = Flips(len(table))
+        flips = Flips()
         for page in self.observations(last_step=last_step):
             rows = table.rows_for(key_words(page.column("key")), sources=page.column("source").to_pylist())
             w = Window.of(page, rows, tolerance)

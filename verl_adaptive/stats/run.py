@@ -12,6 +12,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import itertools
+import math
 import os
 import re
 from collections import deque
@@ -63,7 +64,6 @@ _SAID = [
     "success",
     "tolerance",
     "rollouts",
-    "longest",
     "began",
 ]
 
@@ -122,7 +122,7 @@ class Run:
         success: Callable[[np.ndarray], np.ndarray] = success_by_default,
     ) -> None:
         self.source, self.kind, self.where = source, kind, where
-        self.last: int | None = None
+        self.last = math.inf
         self.identity, self._success = identity, success
         self.about: dict[str, Any] = {}
         with reading(source):
@@ -180,7 +180,7 @@ class Run:
                 table = read_snapshot(self.where)[0]
                 return table, (int((table.col("retired") > 0).sum()), self.about.get("step")), None
             table, flips = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
-            if self.last is not None or self.kind == "rollouts":
+            if self.last < math.inf or self.kind == "rollouts":
                 return table, None, flips
             steps = self.steps.column("step").to_numpy()
             attempts = [stretch.about.get("id") for stretch in self._journal.live]
@@ -200,12 +200,10 @@ class Run:
         with reading(self.source):
             return self._journal.steps()
 
-    def observations(self, first_step: int | None = None, last_step: int | None = None) -> Iterator[pa.Table]:
+    def observations(self, first_step: float = 0, last_step: float = math.inf) -> Iterator[pa.Table]:
         """Pages of :data:`verl_adaptive.stats.reader.OBSERVATIONS`, a row a finished group; bounds are included."""
-        if self.last is not None:
-            last_step = self.last if last_step is None else min(last_step, self.last)
         with reading(self.source):
-            yield from self._journal.observations(first_step, last_step)
+            yield from self._journal.observations(first_step, min(last_step, self.last))
 
     def windows(self) -> Iterator[Window]:
         """All observations, as arrays about rows of :attr:`table`."""

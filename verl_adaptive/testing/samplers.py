@@ -90,11 +90,9 @@ class SamplerConformance(PartConformance):
     def _world(self) -> StaticWorld:
         return StaticWorld(np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5), seed=1)
 
-    def _run(
-        self, table: StatsTable | None = None, steps: int | None = None, reverse: bool = False, drop: bool = True
-    ) -> _Run:
+    def _run(self, table: StatsTable | None = None, steps: int | None = None, reverse: bool = False) -> _Run:
         sampler, world, stream = self.make(), self._world(), WorldPrompts(self.prompts, seed=7)
-        judge = "informative" if drop and self.refill else "keep_all"
+        judge = "informative" if self.refill else "keep_all"
         others = {"allocator": "fixed", "filter": judge, "advantage": "verl"}
         made: dict[str, Any] = {role: find_part(role, name)({}) for role, name in others.items()}
         policy = Policy(sampler, **made)
