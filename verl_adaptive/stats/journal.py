@@ -243,8 +243,7 @@ class Journal:
         self._thread.join(PATIENCE)
         if self._waiting and not self._stopped:
             self._lost += [step for step, _ in tuple(self._waiting) if step is not None]
-            self._said = False
-            self._warn("the run has ended")
+            _LOG.warning("journal %s: the run has ended, and not all of it is written%s", self.folder, self._without())
         if not self._thread.is_alive():
             self._release()
             self._unlock()
@@ -438,7 +437,7 @@ class Journal:
 
     def _without(self) -> str:
         steps = sum(step is not None for step, _ in tuple(self._waiting))
-        waits = f"; {steps} steps wait" if steps else ""
+        waits = f"; {steps} steps wait" if steps and not self._closing else ""
         first, last = min(self._lost, default=0), max(self._lost, default=0)
         return waits + (f"; {len(self._lost)} steps between {first} and {last} are lost" if self._lost else "")
 
