@@ -16,6 +16,7 @@ from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats import StatsTable, StoreError, dumps, find_runs, open_run, open_runs, write_snapshot
+from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.dumps import said_of
 
 
@@ -190,3 +191,16 @@ def test_a_rollout_of_several_outputs_is_one_answer(tmp_path) -> None:
     assert said_of(str(tmp_path), {"k": ("what is 1+1?", "2")})["k"].answers == "right 100%"
     table = open_run(tmp_path).table
     assert (table.col("rollouts").tolist(), table.col("successes").tolist()) == ([4], [4])
+
+
+def test_what_verls_logger_measured_is_a_number(tmp_path) -> None:
+    (tmp_path / "1.jsonl").write_text('{"input": "?", "output": "!", "score": 1.0}\n')
+    (tmp_path / "metrics.jsonl").write_text('{"step": 1, "data": {"val-a": NaN, "val-b": true, "val-c": 0.5}}\n')
+    assert [one["metrics"] for one in open_run(tmp_path).validations()] == [{"val-c": 0.5}]
+
+
+def test_a_row_that_lacks_its_prompt_is_found(tmp_path) -> None:
+    """Its number was that within a thousand rows, and read as that in the file."""
+    rows = [{"data_source": "s", "prompt": None if i == 1500 else "x"} for i in range(1600)]
+    with pytest.raises(StoreError, match=r"d\.parquet, counted from row 1000: data\.prompt_key='prompt': row 500 has"):
+        keys_of(str(write_dataset(tmp_path / "d.parquet", rows)))
