@@ -13,7 +13,7 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.judge import KINDS, Judge, fallen, hear, source_label
+from verl_adaptive.report.judge import GROUPS, KINDS, Judge, fallen, hear, source_label
 from verl_adaptive.report.learning_curve import Curve
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
 from verl_adaptive.stats.keys import keys_array
@@ -100,24 +100,24 @@ def test_a_pass_rate_that_jumps(before, after) -> None:
     assert lines == [] and metrics["adaptive/alarm/jumped"] == 0
 
 
-@pytest.mark.parametrize(
-    ("rollouts", "n", "most", "least"), [(256, 1, 1, 98), (256, 8, 1, 98), (256, 16, 2, 80), (16, 16, 0, 0)]
-)
-def test_blocks_of_other_prompts_are_no_jump(rollouts, n, most, least) -> None:
+@pytest.mark.parametrize(("rollouts", "n"), [(256, 1), (256, 8), (256, 16), (256, 32), (256, 64), (16, 16), (16, 1)])
+def test_blocks_of_other_prompts_are_no_jump(rollouts, n) -> None:
     """256 rollouts are 16 groups of 16: with standard errors over rollouts, 86 of 1000 blocks of a still world jumped. Of one
-    group, whose error was 0, 601 did."""
+    group, whose error was 0, 601 did. Of 4 groups of 64, 16 did, and of 1000 failures of the verifier 112."""
     draw, size = np.random.default_rng(0), rollouts // n
+    block = -(-GROUPS // size)  # steps
 
-    def jumps(blocks: int, works) -> int:
+    def jumps(steps: int, works) -> int:
         alarms, count = Judge(AlarmConfig(rollouts=rollouts), ["a"], np.array([1000])), 0
-        for step in range(blocks):
+        for step in range(steps):
             won = draw.binomial(n, draw.beta(0.3, 0.3, size) * works(step)).astype(float)
             alarms.step(step, np.zeros(size, int), np.full(size, n), won, None, won, won)
             count += int(alarms.metrics()["adaptive/alarm/jumped"])
         return count
 
-    assert jumps(1000, lambda _: 1) <= most
-    assert jumps(101, lambda step: step % 2) >= least  # a verifier that fails in every other block
+    assert jumps(1000, lambda _: 1) <= 2 * block
+    failing = jumps(101 * block, lambda step: step // block % 2)  # a verifier that fails in every other block
+    assert failing >= 95 * block
 
 
 def test_a_rate_that_climbs_slowly_is_no_jump() -> None:

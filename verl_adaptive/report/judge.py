@@ -1,10 +1,10 @@
 """The one judge of what looks wrong in a run. Training calls it after each step (the alarms); the report and
 ``stats`` run it over the journal. Other code that judges uses its constants. It only counts and decides nothing.
 
-By data source, in blocks of at least ``adaptive.alarms.rollouts`` rollouts of it, so that a source of two prompts a step is
-judged as carefully as one of two hundred, only later:
+By data source, in blocks of at least ``adaptive.alarms.rollouts`` rollouts and :data:`GROUPS` groups of it, so that a source
+of two prompts a step is judged as carefully as one of two hundred, only later:
 
-* *never solved*: not one success since the run began, in a block's rollouts or more;
+* *never solved*: not one success since the run began, in as many rollouts or more;
 * *cut*: of the latest block, more than ``cut`` of the answers are as long as ``data.max_response_length``;
 * *jumped*: from one block to the next the pass rate moved by more than ``jump``, and by more than four standard errors over
   groups: the rollouts of a prompt are alike, and a block of few prompts is a few numbers;
@@ -48,6 +48,8 @@ KINDS = ("never_solved", "cut", "jumped", "starved", "all_succeed")
 SOLVED = 0.9
 #: Rollouts that a data source's share must come to before it can be called starved.
 _EXPECTED = 64
+#: Groups that a block holds at least: of sixteen groups, a fall by 0.5 is mostly within four standard errors.
+GROUPS = 32
 #: Standard errors of a pass rate's move that are no accident.
 _MOVED = 4.0
 #: Root mean square of a step's differences, in scales, from which a reward is rogue.
@@ -298,7 +300,8 @@ class Judge:
     def _by_source(self) -> list[Finding]:
         before = {kind: on.copy() for kind, on in self._on.items()}
         self._on["never_solved"] = dead(self._all[0], self._all[1], self.config.rollouts)
-        full = self._block[0] >= self.config.rollouts
+        n, n_n = self._block[[0, 8]]
+        full = (n >= self.config.rollouts) & (n * n >= GROUPS * n_n)  # of one size: Σ n² is n² a group
         if full.any():
             self._judge_blocks(full)
         self._judge_shares()
