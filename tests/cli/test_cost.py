@@ -19,7 +19,7 @@ from tests.simulated import not_simulated, simulated_once  # noqa: F401  # fixtu
 from verl_adaptive import simulate
 from verl_adaptive.commands import cost as costing
 from verl_adaptive.commands import doctor
-from verl_adaptive.commands.cost import ASSUMED, Cost, informative_share
+from verl_adaptive.commands.cost import ASSUMED, Cost, group_shares
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import inspect
 from verl_adaptive.stats import dataset_keys
@@ -53,14 +53,18 @@ def test_the_share_is_that_of_the_pass_rates(rates, n, more) -> None:
     """Without bias: over many prompts it is the mean of 1 - p^n - (1 - p)^n."""
     p = np.tile(rates, 30)
     right = np.random.default_rng(n).binomial(n + more, p)
-    found = informative_share(np.full(len(p), n + more), right, n)
-    assert found == pytest.approx(max(1e-3, np.mean(1 - p**n - (1 - p) ** n)), abs=0.03)
+    mixed, hopeless = group_shares(np.full(len(p), n + more), right, n)
+    assert mixed == pytest.approx(max(1e-3, np.mean(1 - p**n - (1 - p) ** n)), abs=0.03)
+    if mixed < 0.5:
+        assert hopeless == pytest.approx(np.mean((1 - p) ** n) / np.mean(p**n + (1 - p) ** n), abs=0.1)
 
 
 def test_the_share_of_prompts_with_few_rollouts_and_of_none() -> None:
-    assert informative_share(np.zeros(3), np.zeros(3), 8) is None
-    assert 0 < informative_share(np.ones(4), np.array([0.0, 1.0, 1.0, 0.0]), 8) < 1
-    assert informative_share(np.full(4, 16), np.zeros(4), 8) == 1e-3
+    assert group_shares(np.zeros(3), np.zeros(3), 8) is None
+    mixed, hopeless = group_shares(np.ones(4), np.array([0.0, 1.0, 1.0, 0.0]), 8)
+    assert 0 < mixed < 1 and hopeless == pytest.approx(0.5)
+    assert group_shares(np.full(4, 16), np.zeros(4), 8) == (1e-3, 1.0)
+    assert group_shares(np.full(4, 16), np.full(4, 16.0), 8) == (1e-3, 0.0)
 
 
 @pytest.mark.parametrize("rewards", [True, False])
@@ -73,16 +77,16 @@ def test_graded_rewards_vary_where_nobody_succeeds(tmp_path, rewards) -> None:
         journal.begin(0)
         journal.commit_step(1, groups, keys, ["trained"] * 128, sources=["s"] * 128)
     config = inspect.compose(inspect.Command((*MINIMAL, "+adaptive=dapo", f"adaptive.warm_start={tmp_path}/earlier")))
-    share, known_from = costing.yield_of(inspect.foresee(config, inspect.validate(config)))
+    share, _, known_from = costing.yield_of(inspect.foresee(config, inspect.validate(config)))
     assert share == pytest.approx(1.0 if rewards else 0.0, abs=0.1) and "of the warm start" in known_from
 
 
 def test_the_share_where_the_signal_is_known_is_no_other_for_zeros_and_ones() -> None:
     right = np.random.default_rng(0).binomial(16, np.linspace(0, 1, 500))
     varied = (right > 0) & (right < 16)
-    assert informative_share(np.full(500, 16), right, 8, varied) == informative_share(np.full(500, 16), right, 8)
+    assert group_shares(np.full(500, 16), right, 8, varied)[0] == group_shares(np.full(500, 16), right, 8)[0]
     halves = np.full(4, 8.0)  # success in parts: every rollout half right
-    assert informative_share(np.full(4, 16), halves, 8, np.zeros(4, dtype=bool)) == 1e-3
+    assert group_shares(np.full(4, 16), halves, 8, np.zeros(4, dtype=bool)) == (1e-3, 0.5)
 
 
 def test_grpo_costs_what_grpo_costs(cost) -> None:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verl_adaptive.simulate.expected import HOPELESS
 from verl_adaptive.text import number
 
 if TYPE_CHECKING:
@@ -113,7 +114,7 @@ class Cost:
 def cost_of(plan: RunPlan) -> Cost:
     """The cost of a plan, which is sized."""
     batch, n, steps, plain = plan.batch, plan.rollout_n, plan.steps, _plain(plan)
-    share, known = (ASSUMED, "") if plain else yield_of(plan)
+    share, hopeless, known = (ASSUMED, HOPELESS, "") if plain else yield_of(plan)
     cost = Cost(batch * n, None if steps is None else batch * n * steps, share, known)
     if plan.prompts and steps:
         cost.passes = steps * batch / plan.prompts
@@ -124,7 +125,7 @@ def cost_of(plan: RunPlan) -> Cost:
     if plain:
         cost.factor, cost.step = 1.0, cost.grpo_step
     else:
-        _simulate(cost, plan)
+        _simulate(cost, plan, hopeless)
         cost.measured = _measured(plan)
     if cost.step is None or cost.factor is None:
         return cost
@@ -162,7 +163,7 @@ def _plain(plan: RunPlan) -> bool:
     return parts.sampler.whole_batches and parts.filter.keeps_all and same and plan.groups == plan.batch
 
 
-def _simulate(cost: Cost, plan: RunPlan) -> None:
+def _simulate(cost: Cost, plan: RunPlan, hopeless: float) -> None:
     """Fill in rollouts and waiting, or why they cannot be known."""
     from verl_adaptive.simulate import ClockConfig, expected_waiting
 
@@ -173,6 +174,7 @@ def _simulate(cost: Cost, plan: RunPlan) -> None:
         "batch": plan.batch,
         "n": plan.rollout_n,
         "share": cost.share,
+        "hopeless": hopeless,
         "passes": passes,
         "run": plan.steps,
     }
@@ -254,8 +256,8 @@ def _sense(plan: RunPlan, passes: float | None) -> list[str]:
 # -- yield ------------------------------------------------------------------------------------------------------------
 
 
-def yield_of(plan: RunPlan) -> tuple[float, str]:
-    """Share of GRPO's groups that have variance, and where that is known from."""
+def yield_of(plan: RunPlan) -> tuple[float, float, str]:
+    """Share of GRPO's groups that have variance, share of the others that is all wrong, and where they are known from."""
     from verl_adaptive.errors import AdaptiveError
     from verl_adaptive.stats import open_run
 
@@ -270,10 +272,14 @@ def yield_of(plan: RunPlan) -> tuple[float, str]:
         except AdaptiveError:
             continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
         varied = _varied(table, adaptive.tolerance)
-        share = informative_share(table.col("rollouts"), table.col("successes"), plan.rollout_n, varied)
-        if share is not None:
-            return share, words
-    return ASSUMED, "assumed: there are no statistics yet; adaptive.warm_start=<earlier run or evaluation> would tell"
+        found = group_shares(table.col("rollouts"), table.col("successes"), plan.rollout_n, varied)
+        if found is not None:
+            return *found, words
+    return (
+        ASSUMED,
+        HOPELESS,
+        "assumed: there are no statistics yet; adaptive.warm_start=<earlier run or evaluation> would tell",
+    )
 
 
 def _varied(table: StatsTable, tolerance: float) -> np.ndarray:
@@ -284,10 +290,11 @@ def _varied(table: StatsTable, tolerance: float) -> np.ndarray:
         return square - mean * mean > np.maximum((tolerance / 2) ** 2, 1e-12 * square)
 
 
-def informative_share(
+def group_shares(
     rollouts: np.ndarray, successes: np.ndarray, n: int, varied: np.ndarray | None = None
-) -> float | None:
-    """Share of groups of ``n`` rollouts with both right and wrong answers, over prompts that were rolled out.
+) -> tuple[float, float] | None:
+    """Share of groups of ``n`` rollouts with both right and wrong answers, over prompts that were rolled out; and of the
+    other groups, the share with wrong answers only.
 
     A prompt with at least ``n`` rollouts counts the chance that ``n`` of them, drawn without replacement, are mixed: this has
     no bias. A prompt with fewer counts the expectation under a Beta(½, ½) prior.
@@ -299,11 +306,12 @@ def informative_share(
             are taken to have variance.
 
     Returns:
-        In (0, 1]; at least one group in a thousand. None: nothing was rolled out.
+        The first in (0, 1]; at least one group in a thousand. None: nothing was rolled out.
 
     Example:
-        >>> round(informative_share(np.array([4, 4]), np.array([2, 4]), 2), 3)  # 4 of 6 pairs, and none
-        0.333
+        >>> mixed, wrong = group_shares(np.array([4, 4]), np.array([2, 4]), 2)
+        >>> round(mixed, 3), round(wrong, 3)  # 4 of 6 pairs, and none; 1 pair of 6, of 8
+        (0.333, 0.125)
     """
     m = np.asarray(rollouts, dtype=np.float64)
     seen = m > 0
@@ -318,9 +326,14 @@ def informative_share(
         expected = np.prod((count + 0.5 + i) / (m + 1.0 + i), axis=0)
         return np.where(many, drawn, expected)
 
-    mixed = 1.0 - all_of(right) - all_of(m - right)
+    solved, wrong = all_of(right), all_of(m - right)
+    mixed = 1.0 - solved - wrong
     if varied is not None:
         alike = (right <= 0) | (right >= m)
         # several rollouts tell; where success comes in parts (adaptive.success.mode=value), equal ones may be half right
         mixed = np.where(m > 1, np.where(varied[seen], np.where(alike, 1.0, mixed), 0.0), mixed)
-    return float(min(1.0, max(1e-3, np.mean(mixed))))
+    flat, known = np.maximum(1.0 - mixed, 0.0), solved + wrong > 0  # success in parts has groups that are neither
+    hopeless = (
+        np.average(wrong[known] / (solved + wrong)[known], weights=flat[known]) if flat[known].any() else HOPELESS
+    )
+    return float(min(1.0, max(1e-3, np.mean(mixed)))), float(hopeless)

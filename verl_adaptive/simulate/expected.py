@@ -37,8 +37,8 @@ _ALL_STEPS = 64
 _GROUPS = 8
 #: Rollouts of a GRPO step from which on batch and machine are made smaller together.
 _MOST = 2048
-#: Of the prompts that are zero-variance, the share that nobody solves; the rest everybody does.
-_HOPELESS = 0.6
+#: Of GRPO's zero-variance groups, the share that is all wrong, where nothing is known.
+HOPELESS = 0.6
 
 
 @dataclass(frozen=True)
@@ -72,6 +72,7 @@ def expected_waiting(
     batch: int,
     n: int,
     share: float = 0.5,
+    hopeless: float = HOPELESS,
     passes: float = 2.0,
     clock: ClockConfig | None = None,
     most: int = _MOST,
@@ -83,6 +84,7 @@ def expected_waiting(
         config: the policy; its limits on the run and its warm start play no part.
         batch, n: B and N.
         share: yield: share of GRPO's groups that have variance, in (0, 1]; as much of it as groups of n allow.
+        hopeless: share of the others that is all wrong, in [0, 1]; what rescues those groups alone depends on it.
         passes: over the data set that the run makes with GRPO's batch; methods that learn from a prompt's earlier visits have
             none in the first. At least ½ are simulated and two to four at most; further ones cost what the last does.
         clock: what generation takes; default: the model of the documentation.
@@ -106,7 +108,7 @@ def expected_waiting(
     clock = replace(clock, machine=Machine(1, slots, m.base, m.each * m.slots / slots))
     simulated = min(4.0, max(0.5, passes), max(2.0, _ALL_STEPS / a_pass))
     steps = max(1, round(a_pass * simulated))
-    p = _pool(max(a_pass * smaller, 64), n, share)
+    p = _pool(max(a_pass * smaller, 64), n, share, hopeless)
     config = _scaled(config, smaller / batch, steps / run if run else 1.0)
     plain = replace(compose_preset(["grpo"]), poll_interval=config.poll_interval)
     base, run_of = (_run(policy, p, clock, smaller, n, steps) for policy in (plain, config))
@@ -161,14 +163,14 @@ def _groups(config: AdaptiveConfig, n: int) -> int:
     return -(-n // (config.allocator.get("n") or n)) if config.batch_unit == "rollouts" else 1
 
 
-def _pool(size: int, n: int, share: float) -> np.ndarray:
-    """Pass rates of which groups of n have variance with about this share."""
+def _pool(size: int, n: int, share: float, hopeless: float = HOPELESS) -> np.ndarray:
+    """Pass rates of which groups of n have variance with about this share, and so many of the others none right."""
     rng = np.random.default_rng([0, 8])
     p = 1.0 / (1.0 + np.exp(-rng.standard_normal(size)))
     mixed = float((1.0 - p**n - (1.0 - p) ** n).mean())
     flat = 1.0 - min(1.0, share / mixed) if mixed else 0.0
     kind = rng.permutation(size) / size
-    return np.where(kind < flat * _HOPELESS, 0.0, np.where(kind < flat, 1.0, p))
+    return np.where(kind < flat * hopeless, 0.0, np.where(kind < flat, 1.0, p))
 
 
 def _run(config: AdaptiveConfig, p: np.ndarray, clock: ClockConfig, batch: int, n: int, steps: int) -> Timing:
