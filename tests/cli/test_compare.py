@@ -123,6 +123,7 @@ def test_single_runs_of_several_seeds_are_arms(arms, call) -> None:
     for arm in ("{}=", ""):
         words = [f"{arm.format(name)}{arms}/{name}-s{seed}" for name in ("grpo", "solo") for seed in GAINS]
         assert json.loads(call("compare", *words, "--json")[1]) == json.loads(quoted)
+    assert json.loads(call("compare", f"{arms}/*", "--json")[1]) == json.loads(quoted)  # and in quotes
     runs = [open_run(word) for word in words]
     page = page_of_runs(runs)
     assert "(3 seeds, significant)" in page and page.count('<polyline class="line"') == 2

@@ -62,7 +62,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="[NAME=]RUNS",
         nargs="+",
         help="the runs of an arm: a run, a folder or a pattern, as for `stats`; one word alone that leads to two runs compares "
-        "these, the older one first",
+        "these, the older one first; of more runs without a name, those whose names differ in the seed only are an arm",
     )
     parser.add_argument(
         "--by", choices=tuple(COSTS), default="rollouts", help="the cost that is equal (default rollouts)"
@@ -159,8 +159,10 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     if all(place for _, place in found):
         if len(found) == 1 and len(runs) == 2:
             return {f"{letter} ({run.name or run.source})": [run] for letter, run in zip("AB", runs, strict=True)}
-        if len(found) > 2 and all(len(runs) == 1 for runs in found.values()):
-            return _by_method([run for runs in found.values() for run in runs])  # patterns that the shell has replaced
+        # a pattern says the same in quotes and replaced by the shell
+        every = [run for runs in found.values() for run in runs]
+        if len(every) > 2 and len(found) in (1, len(every)):
+            return _by_method(every)
     names = [str(runs[0].about.get("preset", word)) if place else word for (word, place), runs in found.items()]
     if len(set(names)) < len(names):
         names = [word for word, _ in found]
