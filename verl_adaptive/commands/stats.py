@@ -298,7 +298,7 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     lines += [
         ("never solved", f"{number(found['never_solved'])} in {found['tries']} rollouts or more"),
         ("always solved", f"{number(found['always_solved'])} in {found['tries']} rollouts or more"),
-        ("regressed", f"{number(found['regressed'])} fell by half or more since their first visit{rare}"),
+        ("regressed", f"{number(found['regressed'])} fell by 0.5 or more since their first visit{rare}"),
     ]
     if found["flip_flopping"] is not None:
         lines.append(("flip-flopping", f"{number(found['flip_flopping'])} crossed one half at least twice{rare}"))

@@ -61,7 +61,7 @@ POOLS: dict[str, PoolConfig] = {
     "hard": PoolConfig(hopeless=0.5, solved=0.05, centre=-1.5),
     # Most prompts are solved at the start, or soon.
     "easy": PoolConfig(hopeless=0.05, solved=0.4, centre=1.0),
-    # Two passes at the default budget instead of six: methods that learn from earlier visits have few.
+    # One pass at the default budget instead of three: methods that learn from earlier visits have few.
     "large": PoolConfig(prompts=12_000),
 }
 
