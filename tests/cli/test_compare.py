@@ -111,6 +111,8 @@ def test_arms_are_drawn(arms, call, tmp_path) -> None:
     assert "significant" in page and "solo, seed 2" in page and "solo, mean" in page
     assert page.count('<polyline class="raw"') == 6 and page.count('<polyline class="line"') == 2
     assert call(*words, tmp_path / "a.gif")[0] == 2
+    assert "--csv" in call(*words, tmp_path / "b.html", "--csv", tmp_path / "." / "b.html")[2]  # the page replaced it
+    assert not (tmp_path / "b.html").exists()
     assert "not a finite number" in call(*words[:-1], "--target", "nan")[2]
 
 

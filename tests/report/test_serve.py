@@ -252,6 +252,12 @@ def test_listening_beyond_this_machine_is_asked_for(tmp_path, capsys) -> None:
     assert main(["serve", str(tmp_path), "--port", "70000"]) == 2
 
 
+def test_files_that_no_page_could_have_are_refused_at_the_start(tmp_path, capsys) -> None:
+    for option in ("--data", "--rollouts"):
+        assert main(["serve", str(tmp_path), "--data", "/no/such.parquet", option, "/no/such.parquet"]) == 1
+        assert "/no/such.parquet is not a f" in capsys.readouterr().err
+
+
 def test_a_given_name_is_answered() -> None:
     guard = AccessGuard(None, ("gpu7.lab",))  # type: ignore[arg-type]
     assert guard.allows("gpu7.lab:8765") and guard.allows("GPU7.lab") and not guard.allows("gpu8.lab")

@@ -82,6 +82,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--seeds", "0,x"), 1, "whole numbers with commas"),
         (("--seeds", "0,-1"), 1, "must not be negative"),
         (("--json", "/nowhere/out.json"), 1, "/nowhere does not exist"),
+        (("--threshold", 0.7), 1, "--threshold=0.7: is about the scores of a trace; add --trace"),
         (("--slots", 32), 1, "--slots=32: is an option of the clock; add --clock"),
         (("--clock", "--slots", 0), 1, "--slots=0: must be 1 or greater"),
         (("--clock", "--decode-ms", -1), 1, "--decode-ms=-1.0: must be 0 or greater"),

@@ -40,6 +40,7 @@ from verl_adaptive.report.arms import (
     Trials,
     mean_of,
     median,
+    names_of,
     outcomes,
     plot,
     read,
@@ -47,7 +48,6 @@ from verl_adaptive.report.arms import (
     seeds_of,
     sentence,
 )
-from verl_adaptive.report.common import names_of
 from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
@@ -100,6 +100,8 @@ def run(args: argparse.Namespace) -> int:
         refuse_overwrite(path, args.overwrite)
     if args.plot is not None and os.path.splitext(args.plot)[1].lower() not in _PLOTS:
         raise UsageError(f"--plot {args.plot}: the file's ending must be one of {', '.join(_PLOTS)}")
+    if args.plot is not None and args.csv is not None and os.path.realpath(args.plot) == os.path.realpath(args.csv):
+        raise UsageError(f"--csv {args.csv} is the file of --plot; name another one")
     arms = _arms(args)
     pair = [runs[0] for runs in arms.values()] if len(arms) == 2 == sum(map(len, arms.values())) else []
     try:

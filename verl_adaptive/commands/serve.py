@@ -27,6 +27,7 @@ from verl_adaptive.commands.report import add_page_options, collected_of, rollou
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.report.page import Live, render
 from verl_adaptive.stats import Run, open_run
+from verl_adaptive.stats.files import open_parquet
 
 #: A token of one's own, out of sight of the machine's list of processes.
 _VARIABLE = "VERL_ADAPTIVE_TOKEN"
@@ -99,8 +100,9 @@ def run(args: argparse.Namespace) -> int:
         from verl_adaptive.report.server import Site, application
     except ModuleNotFoundError as error:
         raise lacks_extra("serve", error, "ui") from None
-    if args.data is None and args.rollouts is not None:
-        rollouts_of(args.rollouts, args.data, {})
+    rollouts_of(args.rollouts, args.data, {})  # refused now rather than on every page
+    if args.data is not None:
+        open_parquet(args.data).close()
     site = Site(args.store, lambda run, live: _render(args, run, live), page_of_runs)
     found, trouble = site.runs()
     try:

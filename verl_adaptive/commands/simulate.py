@@ -105,8 +105,7 @@ _INTERVAL = ("±", "half a 95 % interval over seeds")
 _COUNTS = {"steps", "generated"}
 _SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
 
-#: Options of the clock: type, unit, default, what it is.
-#: Name → type, unit, default, the least there can be, and what it is.
+#: Options of the clock: name → type, unit, default, the least there can be, and what it is.
 _CLOCK_OPTIONS: dict[str, tuple[Callable[[str], float], str, float, float, str]] = {
     "replicas": (int, "N", Machine.replicas, 1, "inference engines"),
     "slots": (int, "N", Machine.slots, 1, "sequences that one of them runs at a time"),
@@ -158,7 +157,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--threshold",
         metavar="X",
         type=finite,
-        default=0.5,
         help="score of a success, in dumps and results of an evaluation (default: 0.5)",
     )
     parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
@@ -271,8 +269,10 @@ def _seeds(text: str) -> list[int]:
 def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     """The pool, or None where a trace takes its own course; and the trace, or None."""
     if args.trace is None:
+        check(args.threshold is None, "--threshold", args.threshold, "is about the scores of a trace; add --trace")
         return parse_pool(args.pool or "mixed"), None
-    return parse_pool(args.pool) if args.pool else None, read_trace(args.trace, threshold=args.threshold)
+    threshold = 0.5 if args.threshold is None else args.threshold
+    return parse_pool(args.pool) if args.pool else None, read_trace(args.trace, threshold=threshold)
 
 
 # -- running ----------------------------------------------------------------------------------------------------------

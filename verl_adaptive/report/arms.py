@@ -8,6 +8,7 @@ solo minus grpo, final value: +0.100 ± 0.025 (3 seeds, significant). solo reach
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -22,6 +23,7 @@ from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
+from verl_adaptive.stats.snapshot import FOLDER
 from verl_adaptive.text import number, span
 
 #: What a run is paid in: name → the axis of a plot.
@@ -230,7 +232,13 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
         raise AdaptiveError(_nothing_common(runs, own))
     out = Trials("", {}, [text for run in runs for text in run.missing()])
     for name, members in arms.items():
-        seeds, out.arms[name] = _seeds(name, members) if len(runs) > len(arms) else [0], []
+        seeds, out.arms[name] = seeds_of(members) if len(runs) > len(arms) else [0], []
+        if seeds is None:
+            names = ", ".join(str(run.name) for run in members)
+            raise AdaptiveError(
+                f"the runs of {name} have no different seeds, in their settings or in their names (s1, seed1, or the last "
+                f"number): {names}"
+            )
         for seed, run in zip(seeds, members, strict=True):
             curve, points = _measured(run, shared[run.id], cost)
             if not points[cost][-1]:  # it would count as a whole run in which nothing differs
@@ -275,16 +283,6 @@ def _measured(run: Run, validations: Sequence[dict[str, Any]], cost: str) -> tup
     return found[-1], points
 
 
-def _seeds(name: str, runs: Sequence[Run]) -> list[int]:
-    found = seeds_of(runs)
-    if found is None:
-        names = ", ".join(str(run.name) for run in runs)
-        raise AdaptiveError(
-            f"the runs of {name} have no different seeds, in their settings or in their names (s1, seed1, or the last number): {names}"
-        )
-    return found
-
-
 def seeds_of(runs: Sequence[Run]) -> list[int] | None:
     """The seed of each run: as recorded, or of its name where the recorded ones are alike; None: all are."""
     named: list[Any] = [seed_in(str(run.about.get("run") or ""))[0] for run in runs]
@@ -293,6 +291,16 @@ def seeds_of(runs: Sequence[Run]) -> list[int] | None:
         if len(set(found)) == len(runs):
             return found
     return None
+
+
+def names_of(runs: Sequence[Run]) -> list[str]:
+    """Names that tell runs apart: their own or, of seeds of one experiment, those of their folders."""
+    names = [run.name or run.where for run in runs]
+    if len(set(names)) == len(names):
+        return names
+    folders = [os.path.abspath(run.where) for run in runs]  # one may be named from here, another from the root
+    common = os.path.commonpath(folders)
+    return [os.path.relpath(folder, common).removesuffix(f"/checkpoints/{FOLDER}") for folder in folders]
 
 
 def seed_in(name: str) -> tuple[str | None, str]:

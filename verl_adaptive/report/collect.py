@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.common import names_of
+from verl_adaptive.report.arms import names_of
 from verl_adaptive.report.course import History
 from verl_adaptive.report.findings import findings
 from verl_adaptive.report.judge import Finding

@@ -5,7 +5,6 @@ The prompts that both runs visited are compared one by one, so what makes a prom
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 from typing import Any
 
@@ -17,17 +16,6 @@ from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import LISTED, fdr_score, two_rates
 from verl_adaptive.stats.prompts import Prompts
-from verl_adaptive.stats.snapshot import FOLDER
-
-
-def names_of(runs: Sequence[Run]) -> list[str]:
-    """Names that tell runs apart: their own or, of seeds of one experiment, those of their folders."""
-    names = [run.name or run.where for run in runs]
-    if len(set(names)) == len(names):
-        return names
-    folders = [os.path.abspath(run.where) for run in runs]  # one may be named from here, another from the root
-    common = os.path.commonpath(folders)
-    return [os.path.relpath(folder, common).removesuffix(f"/checkpoints/{FOLDER}") for folder in folders]
 
 
 def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run], list[dict[str, Any]]]:

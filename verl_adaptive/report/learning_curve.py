@@ -112,11 +112,11 @@ def smooth(values: np.ndarray, weights: np.ndarray, width: int) -> np.ndarray:
     Args:
         values: float64 ``(k,)``; nan weighs nothing.
         weights: float64 ``(k,)``.
-        width: odd, 1 leaves the values.
+        width: odd, at most k; 1 leaves the values.
     """
     weight = np.where(np.isfinite(values), weights, 0.0)
-    kernel = np.ones(max(1, width))
-    top = np.convolve(np.nan_to_num(values) * weight, kernel, mode="same") if len(values) >= width else values * weight
-    bottom = np.convolve(weight, kernel, mode="same") if len(values) >= width else weight
+    kernel = np.ones(width)
+    top = np.convolve(np.nan_to_num(values) * weight, kernel, mode="same")
+    bottom = np.convolve(weight, kernel, mode="same")
     with np.errstate(all="ignore"):
         return top / bottom

@@ -41,7 +41,7 @@ class Live:
     watch: str
     version: str
     home: str
-    every: int = 10
+    every: int
 
 
 @functools.cache

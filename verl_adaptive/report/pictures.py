@@ -139,9 +139,6 @@ def pictures(collected: Collected) -> dict[str, Any]:
             ("visits", "prompts"),
             "var(--c6)",
         ),
-        "sources": None,
-        "cut": None,
-        "length": None,
         "scalars": [],
     }
     if history is not None:
