@@ -39,7 +39,7 @@ def console() -> Console:
     """Standard output. Markup and emoji codes are off: data must not be able to style what is printed."""
     # A pipe has no width of its own, and 80 would cut columns.
     wide = None if sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdigit() else 140
-    return _Console(markup=False, emoji=False, highlight=False, width=wide, soft_wrap=False)
+    return _Console(markup=False, emoji=False, highlight=False, width=wide)
 
 
 def table(

@@ -89,11 +89,10 @@ class Outcome:
 
     name: str
     finals: dict[int, float]
-    ends: dict[int, float] = field(default_factory=dict)
+    ends: dict[int, float]
     gains: dict[int, float] = field(default_factory=dict)
     needed: dict[int, float | None] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
-
     compared: list[int] = field(default_factory=list)
 
     @property
@@ -166,8 +165,8 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
             said.append(
                 f"Only one of the two has seed{'s' * (len(left) > 1)} {', '.join(map(str, left))}: not compared."
             )
-    ends = {seed: first.ends.get(seed, np.inf) for seed in first.compared}
-    whole = max(ends.values(), default=np.inf)
+    ends = {seed: first.ends[seed] for seed in first.compared}
+    whole = max(ends.values())
     early = [f"seed {seed} at {_paid(end, cost)}" for seed, end in ends.items() if end < 0.9 * whole]
     if early:
         said.append(

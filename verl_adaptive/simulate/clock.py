@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -54,7 +54,7 @@ class ClockConfig:
             cap: ``data.max_response_length``.
         """
         lengths = LengthConfig(median=max(1.0, cap / 8), cap=cap)
-        return cls(replace(Machine(), replicas=replicas, slots=slots), lengths)
+        return cls(Machine(replicas, slots), lengths)
 
 
 @dataclass(frozen=True)

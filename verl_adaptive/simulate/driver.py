@@ -45,9 +45,9 @@ class Simulation:
         batch, n: B and N.
         steps: the steps that the policy is told to plan for; without a budget it is stopped there, too.
         seed: of the policy's draws and of the stream.
-        oracle: the sampler knows the pass rates, in place of the configured one.
+        reference: one of ``REFERENCES``, whose sampler knows the pass rates, or of ``PEERS``, which decides as verl's own filter
+            in place of the package's engine; empty: the policy as configured.
         clock: answers in time, group by group; None: answers are back as asked for, one after the other.
-        peer: verl's own filter decides, in place of the package's engine.
         ahead: batches that an asynchronous trainer generates ahead; None: verl's ``sync`` trainer. Needs a clock, for nothing but
             time says what comes back first.
 
@@ -67,9 +67,8 @@ class Simulation:
         n: int,
         steps: int,
         seed: int = 0,
-        oracle: bool = False,
+        reference: str = "",
         clock: Clock | None = None,
-        peer: bool = False,
         ahead: float | None = None,
     ) -> None:
         if ahead is not None and clock is None:
@@ -82,7 +81,7 @@ class Simulation:
         config = shape.config
         mode = None if ahead is None else AsyncFacts(warmup=shape.ahead)
         policy = build_policy(config)
-        if oracle:
+        if reference in REFERENCES:
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             policy.sampler = OracleBest(lambda rows: world.rates(first[rows]))
         facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
@@ -90,7 +89,7 @@ class Simulation:
         if isinstance(world, LearningWorld) and world.batch is None:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
         self.engine: Engine
-        if peer:
+        if reference in PEERS:
             self.engine = VerlFilter(policy, table, config, facts, row_of, source)
         else:
             skip = config.skip_zero_advantage is not False
@@ -185,7 +184,7 @@ def make_simulation(
     beside = words[0] in (*PEERS, *REFERENCES)
     if beside and len(words) > 1:
         raise AdaptiveError(f"{words[0]} takes no overrides: it is plain GRPO with prompts chosen otherwise")
-    config = compose_preset(["grpo"]) if beside else compose_preset(words, overrides)
+    config = compose_preset(["grpo"]) if beside else compose_preset([*words, *overrides])
     config = replace(config, seed=seed, total_rollouts=budget)
-    more |= {"oracle": words[0] in REFERENCES, "peer": words[0] in PEERS}
-    return Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, **more)
+    reference = words[0] if beside else ""
+    return Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, reference=reference, **more)

@@ -42,18 +42,17 @@ def split_words(text: str) -> list[str]:
     return [words[0].removeprefix("+adaptive="), *words[1:]]
 
 
-def compose_preset(words: Sequence[str], more: Sequence[str] = ()) -> AdaptiveConfig:
+def compose_preset(words: Sequence[str]) -> AdaptiveConfig:
     """The configuration that ``+adaptive=<word> <further words>`` means.
 
     Args:
-        words: a preset's name, and overrides in Hydra's syntax.
-        more: further overrides, which win.
+        words: a preset's name, and overrides in Hydra's syntax, of which the last of a key wins.
 
     Raises:
         ConfigError: no such preset, with the nearest name.
         AdaptiveError: Hydra cannot make sense of an override.
     """
-    name, overrides = words[0], (*words[1:], *more)
+    name, overrides = words[0], tuple(words[1:])
     for word in overrides if name in preset_names() else ():
         _refuse_foreign(word)
     return AdaptiveConfig.from_mapping(copy.deepcopy(_composed(name, overrides)))

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
     from verl_adaptive.policy import Policy
 
-
 #: Points in time, at most.
 _KNOTS = 8
 #: Half-life of evidence, as a share of the trace's steps.
