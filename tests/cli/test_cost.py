@@ -81,6 +81,18 @@ def test_graded_rewards_vary_where_nobody_succeeds(tmp_path, rewards) -> None:
     assert share == pytest.approx(1.0 if rewards else 0.0, abs=0.1) and "of the warm start" in known_from
 
 
+def test_a_rescue_costs_by_what_the_warm_start_failed(cost, tmp_path) -> None:
+    """Half of the prompts are half right; the cost was the same whether the others were all wrong or all right."""
+    keys, found = dataset_keys(hostile_rows(128)), {}
+    for rest in (0.0, 1.0):
+        groups = Groups.from_lists(np.arange(128), [[0.0, 1.0] * 8 if i % 2 else [rest] * 16 for i in range(128)])
+        with Journal(tmp_path / f"earlier-{rest:g}") as journal:
+            journal.begin(0)
+            journal.commit_step(1, groups, keys, ["trained"] * 128, sources=["s"] * 128)
+        found[rest] = cost("+adaptive=aero", f"adaptive.warm_start={tmp_path}/earlier-{rest:g}")[0]
+    assert found[0.0].share == pytest.approx(found[1.0].share) and found[0.0].factor > found[1.0].factor + 0.15
+
+
 def test_the_share_where_the_signal_is_known_is_no_other_for_zeros_and_ones() -> None:
     right = np.random.default_rng(0).binomial(16, np.linspace(0, 1, 500))
     varied = (right > 0) & (right < 16)

@@ -212,6 +212,8 @@ def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call, refusal) ->
         assert str(tmp_path / "runs" / "b") in refusal("export", where, tmp_path / "x.csv")
         assert json.loads(call("compare", where, "--json", "--visits", "1")[1])["b"]["run"] == "p/b"
     assert facts(call, tmp_path / "elsewhere")["run"] == "p/c"  # one run below is meant
+    # from .8 to .4 is half, and is not counted
+    assert "fell by 0.5 or more" in call("stats", tmp_path / "elsewhere")[1]
     assert call("compare", tmp_path / "runs" / "a", tmp_path / "elsewhere", "--visits", "1")[0] == 0
     assert call("compare", tmp_path / "runs")[0] == 0
     said = refusal("compare", tmp_path / "elsewhere")
