@@ -34,15 +34,20 @@ PER_ROLLOUT: dict[str, Any] = {
 }
 
 
-def at_least(value: Any, bound: float) -> Any:
-    """Where a value, a number or an array, reaches the bound, but for rounding: verl's rewards are float32, in which .9 and .7
+def at_least(value: Any, bound: Any) -> Any:
+    """Where a value reaches the bound, each a number or an array, but for rounding: verl's rewards are float32, in which .9 and .7
     are a little less than the .9 and .7 of a command line."""
     return value >= bound - _FLOAT32 * abs(bound)
 
 
+def at_most(value: Any, bound: Any) -> Any:
+    """Where a value is no more than the bound, but for rounding, as :func:`at_least`."""
+    return at_least(-value, -bound)
+
+
 def success_by_default(signal: np.ndarray) -> np.ndarray:
     """float64: 1 where the signal is at least :data:`SUCCESS`, else 0."""
-    return (signal >= SUCCESS).astype(np.float64)
+    return at_least(signal, SUCCESS).astype(np.float64)
 
 
 @dataclass
@@ -179,7 +184,7 @@ class Groups:
     @property
     def correct(self) -> np.ndarray:
         """bool ``(R,)``: rollouts whose success is at least :data:`SUCCESS`; with a binary signal the successes themselves."""
-        return self.success >= SUCCESS
+        return at_least(self.success, SUCCESS)
 
     @property
     def pass_rate(self) -> np.ndarray:

@@ -47,7 +47,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, SuccessConfig, check
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import Groups, at_least, at_most
 from verl_adaptive.progress import OVER_ASK, Progress
 from verl_adaptive.ranges import Count, Positive, Range
 from verl_adaptive.roles import CLOSE, HOLD, PolicyParts
@@ -57,7 +57,6 @@ from verl_adaptive.stats.table import StatsTable
 logger = logging.getLogger(__name__)
 
 PUBLISHED = 3.0  # G / B, of a run's first step
-_EPS = 1e-9  # 0.07 · 100 is 7.000000000000001: a bound that is a whole number must not move by rounding
 _FIRST_SHARE = 1 / 3  # in-band share that is assumed before any pilot was judged: what G = 3 B is sized for
 _GRADES = 8  # a signal of more different values than this is graded: correctness, with a format bonus or two, has fewer
 _ENDS = (0.05, 0.95)  # quantiles of the pilots' signals that become 0 and 1: an outlier does not squeeze the rest
@@ -67,11 +66,10 @@ _MEMORY = 0.8  # weight of the past in the recent in-band share, per step: about
 def band_side(successes: np.ndarray, n: np.ndarray, lower: float, upper: float) -> np.ndarray:
     """Where pilots lie: −1 too hard, 0 in the band, +1 too easy.
 
-    For whole successes, c ≥ lower·n − ε is c ≥ ⌈lower·n − ε⌉, and likewise above; expected successes (a fraction, with
-    ``adaptive.success.mode=value``) are compared with the same bounds.
+    A bound that is a whole number does not move by rounding (0.07 · 100 is 7.000000000000001). Expected successes (a
+    fraction, with ``adaptive.success.mode=value``) are compared with the same bounds.
     """
-    hard = successes < lower * n - _EPS
-    easy = successes > (1.0 - upper) * n + _EPS
+    hard, easy = ~at_least(successes, lower * n), ~at_most(successes, (1.0 - upper) * n)
     return easy.astype(np.int8) - hard.astype(np.int8)
 
 

@@ -12,7 +12,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 
 from verl_adaptive.config import check
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import Groups, at_least, at_most
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Range, Share
 from verl_adaptive.roles import Filter, Verdict
@@ -44,7 +44,7 @@ class Informative(Filter):
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
         rate = groups.pass_rate
         flat = groups.degenerate(self.facts.tolerance)
-        low, high = rate < self.config.low, rate > self.config.high
+        low, high = ~at_least(rate, self.config.low), ~at_most(rate, self.config.high)
         kind = kind_of(flat, rate)
         reason = np.select([kind > 0, kind < 0, high], [0, 1, 2], default=3)
         return Verdict(keep=~(flat | low | high), reason=reason)

@@ -31,7 +31,7 @@ from typing import Any, ClassVar, Literal
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
-from verl_adaptive.groups import Groups, at_least
+from verl_adaptive.groups import Groups, at_least, at_most
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Floor, NonNegative, Share
 from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
@@ -110,7 +110,7 @@ class Greso(SizedSampler):
 
     def _band(self, mean: np.ndarray) -> np.ndarray:
         """int8 ``(k,)``: 1 for easy, -1 for hard, 0 for neither; of ``classify=mean``."""
-        easy, hard = at_least(mean, self.config.easy_mean), at_least(-mean, -self.config.hard_mean)
+        easy, hard = at_least(mean, self.config.easy_mean), at_most(mean, self.config.hard_mean)
         return easy.astype(np.int8) - hard.astype(np.int8)
 
     # -- decision -------------------------------------------------------------------------------------------

@@ -29,8 +29,6 @@ from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
-_EPS = 1e-9  # a warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4
-
 
 class Retire(SizedSampler):
     """Skips solved prompts of verl's stream, for as long as they stay solved."""
@@ -71,8 +69,9 @@ class Retire(SizedSampler):
         threshold, rows = self.config.threshold, table.brought()
         rows = rows[(self.col("solved")[rows] == 0) & (table.col("retired")[rows] == 0)]
         rollouts = table.col("rollouts")[rows]
-        solved = table.col("successes")[rows] >= (threshold - _EPS) * rollouts
-        solved &= table.col("last_rate")[rows] >= threshold - 1e-6  # a float32
+        # A warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4.
+        solved = at_least(table.col("successes")[rows], threshold * rollouts)
+        solved &= at_least(table.col("last_rate")[rows], threshold)
         rows, run = rows[solved], np.minimum(rollouts[solved] // self._per_visit(), 65535)
         self.col("solved")[rows] = run
         table.col("retired")[rows] = run >= self.config.after
