@@ -52,7 +52,7 @@ def candidates(size: int, chance: np.ndarray, seed: int, whole: int, asks: list[
             line.extend(begun + count)
         line.extend(begun + 3 * size)
         laps.append(line.index[begun:].tolist())
-        if line.ended or not line.new_lap():
+        if line.ended or not line.new_lap(line.row[:0]):
             break
     return laps, line.ended
 

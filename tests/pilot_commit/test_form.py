@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.world import make_engine, run
+from tests.world import make_engine, run, run_step
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
 
@@ -32,3 +32,14 @@ def test_groups_that_were_held_commit_under_the_other_form(batch) -> None:
     assert held & set(results[0].groups.submission[results[0].trained].tolist())
     assert not len(other.held) and all(r.trained.sum() == 4 for r in results)
     assert results[-1].groups.lag.max() == 0
+
+
+@pytest.mark.parametrize(("prompts", "cap", "seed"), [(5, 20, 6), (3, 24, 14), (7, 12, 8)])
+def test_a_prompt_that_is_held_gets_no_second_group(prompts, cap, seed) -> None:
+    """Where a cap holds pilots back and the data set is smaller than a step, prompts come a second time within it."""
+    allocator = {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}
+    rates, cap = np.full(prompts, 0.5), {"max_rollouts_per_step": cap}
+    engine, world = make_engine("retire", allocator, "band", batch=4, p=rates, seed=seed, **cap)
+    for step in range(1, 6):
+        run_step(engine, world, step)
+        assert len(set(engine.held.row.tolist())) == len(engine.held)

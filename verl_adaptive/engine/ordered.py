@@ -337,7 +337,9 @@ class OrderedEngine(Engine):
             idle = (
                 not len(self.flight) and self._missing() > 0 and not step.candidates.ended and not step.candidates_over
             )
-            if not (idle and self.tracker.wants(step.submissions.amount(_KEPT)) and step.candidates.new_lap()):
+            if not (idle and self.tracker.wants(step.submissions.amount(_KEPT))):
+                break
+            if not step.candidates.new_lap(Groups.concat(step.holding).row):
                 break
         return requests if len(requests) else None
 

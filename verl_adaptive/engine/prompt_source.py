@@ -282,10 +282,12 @@ class CandidateQueue:
             else:
                 self._gate(count)
 
-    def new_lap(self) -> bool:
-        """Let prompts come again: nothing of this step is under way any more. False where that changes nothing."""
+    def new_lap(self, held: np.ndarray) -> bool:
+        """Let prompts come again, as nothing of this step is under way any more but the rows ``held``. False where that changes
+        nothing."""
         if self._lap == len(self):
             return False
+        self._busy = np.concatenate([self._busy, held])
         self._lap, self._dry, self._repeats = len(self), 0, False
         return True
 
