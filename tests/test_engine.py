@@ -937,6 +937,20 @@ def test_an_async_resume_goes_on_bit_for_bit_and_a_record_replays(policy, stream
     assert (report.steps, report.rollouts) == (engine.progress.step, engine.total.rollouts.generated)
 
 
+@pytest.mark.parametrize("sampler", ["spread", "mopps"])
+def test_prompts_that_a_gate_had_admitted_are_picked_from_the_pool_after_a_change_of_sampler(sampler):
+    """They wait in the gate's queue, which a pool sampler does not read."""
+    engine, world = make_stream_engine("greso", filter="informative", batch=4, n=4, M=40)
+    engine.prompt_source.queue = np.arange(6)
+    state, table = engine.state_dict(), engine.table
+    other, _ = make_stream_engine(sampler, filter="informative", batch=4, n=4, world=world, table=table)
+    other.load_state_dict(state)
+    arrivals, seen = Arrivals(world), set()
+    for step in range(1, 31):
+        seen |= set(arrivals.step(other, step).groups.index.tolist())
+    assert set(range(6)) <= seen
+
+
 def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
     engine, world = made("grpo", AsyncFacts(warmup=8))
     requests = engine.begin(1)

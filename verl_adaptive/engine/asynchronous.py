@@ -243,9 +243,7 @@ class AsyncEngine(Engine):
         parts = [topups]
         wanted = self._wanted() if refill else 0
         if wanted > 0:
-            busy = np.concatenate(
-                [self.flight.row, self.ready.groups.row, self.prompt_source.row_of[self.prompt_source.queue]]
-            )
+            busy = np.concatenate([self.flight.row, self.ready.groups.row])
             # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
             idle = self.starved and not (len(self.ready) or self._own or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
