@@ -462,6 +462,18 @@ def test_long_answers_are_begun_first_and_decide_nothing() -> None:
         same_batch(a, b)
 
 
+def test_after_a_step_that_kept_nothing_all_of_a_large_request_are_wanted() -> None:
+    engine, world = make_engine("epoch", "fixed", "informative", batch=4, n=4, M=64, max_rounds=4)
+    run_step(engine, world, 1)
+    rates, world.p = world.p, np.ones(64)
+    engine.keep_rate = None
+    run_step(engine, world, 2)
+    assert engine.keep_rate == 0.0
+    world.p = rates
+    expected = (engine.table.col("tokens") / np.maximum(engine.table.col("rollouts"), 1))[engine.begin(3).row]
+    assert len(expected) == 16 and (np.diff(expected[expected > 0]) <= 0).all()
+
+
 def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     engine, world = make_engine("greso", "aero", "informative", batch=6, n=8, M=60)
     recorder = Recorder(tmp_path, engine)

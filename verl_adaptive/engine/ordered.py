@@ -321,7 +321,8 @@ class OrderedEngine(Engine):
             return requests
         expected = np.full(len(requests), (tokens[known] / rollouts[known]).mean())
         expected[known] = tokens[known] / rollouts[known]
-        needed = round(self.facts.batch / min(1.0, max(self.keep_rate or 1.0, LEAST_YIELD)))
+        keep_rate = 1.0 if self.keep_rate is None else max(self.keep_rate, LEAST_YIELD)
+        needed = round(self.facts.batch / keep_rate)
         excess = np.arange(len(requests)) >= max(1, needed - (self._step.sent - len(requests)))
         return requests.select(np.lexsort((-expected, excess)))
 
