@@ -84,21 +84,19 @@ class AsyncEngine(Engine):
         # submission → what its prompt paid into the pool of top-ups; of the same groups
         self._paid: dict[int, int] = {}
         self._pool = 0
-        # Of the step: mini-steps taken, prompts drawn, batches of the mini-steps.
-        self._parts_taken = self._drawn = 0
+        # Of the step: prompts drawn, batches of the mini-steps taken.
+        self._drawn = 0
         self._taken: list[StepResult] = []
         self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
 
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> Requests | None:
-        self._parts_taken = 0
+        self._taken = []
         self._open_step(step, window=self._window(step))
         # What waits for a top-up is a weight update older by the time it is reviewed.
         self.tracker.open = replace(self.tracker.open, lag=self.tracker.open.lag + 1)
-        self._level()
         self._drawn = self._own = 0
-        self._taken = []
         self._expire()
         self.recorder.begun(step)
         requests = self._fill(Requests.none(), refill=True)
@@ -137,7 +135,7 @@ class AsyncEngine(Engine):
     def count(self) -> int:
         """Groups that the next mini-step takes."""
         share = self.facts.batch // self.mode.parts
-        even = math.ceil(len(self.ready) / max(1, self.mode.parts - self._parts_taken))
+        even = math.ceil(len(self.ready) / max(1, self.mode.parts - len(self._taken)))
         if self.policy.sampler.plans_steps:  # all that was planned for the step
             return even
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
@@ -169,7 +167,7 @@ class AsyncEngine(Engine):
         """
         if not (self.can_take(count) or self.starved):
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
-        note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - self._parts_taken)
+        note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - len(self._taken))
         # A plan of a step may be any number of groups, unless the step's cap cut it.
         planned, have = self.policy.sampler.plans_steps and not self.tracker.why, len(self.ready)
         limited = self.tracker.limited
@@ -194,7 +192,6 @@ class AsyncEngine(Engine):
         partial = not planned and len(batch) < share
         result = StepResult(**vars(batch), ledger=Ledger(), partial=partial, note=note, rounds=self.progress.round)
         self._taken.append(result)
-        self._parts_taken += 1
         self._measure()
         self.recorder.took(count, result)
         return result
@@ -202,7 +199,7 @@ class AsyncEngine(Engine):
     def finish(self) -> StepResult:
         """The account of the step: all groups that left the window in it, trained or dropped."""
         left = Closed.concat([*self._taken, *self.tracker.closed]).sorted()
-        self._level()
+        self.tracker.level(self.ready.groups)
         note, partial = next((r.note for r in self._taken if r.note), ""), any(r.partial for r in self._taken)
         result = StepResult(**vars(left), ledger=self.ledger, partial=partial, note=note, rounds=self.progress.round)
         self.tracker.account(result)
@@ -227,7 +224,7 @@ class AsyncEngine(Engine):
 
     def _window(self, step: int) -> int:
         batch = self.facts.batch
-        share = batch - min(batch, self._parts_taken * (batch // self.mode.parts))
+        share = batch - min(batch, len(self._taken) * (batch // self.mode.parts))
         to_the_end = max(0, self.facts.steps - step) * batch
         return share + min(self.mode.warmup, to_the_end)
 
@@ -357,10 +354,6 @@ class AsyncEngine(Engine):
         again = alive.select(more > 0)
         self.tracker.put(again)
         return Requests.topups(again, more[more > 0])
-
-    def _level(self) -> None:
-        """What was generated and has not left: rollouts of open and of ready groups."""
-        self.tracker.level(Groups.concat([self.tracker.open, self.ready.groups]))
 
     def _close(self, closed: Closed) -> None:
         """Observe reviewed groups; the kept ones become ready, the others leave."""

@@ -188,7 +188,7 @@ class Engine(ABC):
             AdaptiveError: another kind of engine's state, with groups that this one could not go on with.
         """
         self._submission = int(state["submission"])
-        self.prompt_source.load_state_dict(dict(state))
+        self.prompt_source.load_state_dict(state)
         held = state["held"]
         self.tracker.load_state_dict(state, self.prompt_source.found(held["row"], held["index"]))
         self._take_up(state)

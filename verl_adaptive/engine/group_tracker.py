@@ -62,7 +62,6 @@ class GroupTracker:
         if len(gone):
             self.learn(gone)
             self.policy.observe(gone, progress)
-        self.level()
 
     # -- open groups ----------------------------------------------------------------------------------------
 
@@ -98,7 +97,6 @@ class GroupTracker:
             self.held = Groups.concat([self.held, groups])
             since = np.full(len(groups), self.progress.step, dtype=np.int64)
             self.held_since = np.concatenate([self.held_since, since])
-            self.level()
 
     def recall(self) -> Requests:
         """Ask the allocator about held groups: top-ups of those that go on, which are open again; the others expire."""
@@ -107,7 +105,6 @@ class GroupTracker:
         back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
         back.lag = np.maximum(back.lag, self.progress.step - self.held_since[more > 0]).astype(np.int32)
         self.held, self.held_since = self.held.select(more == HOLD), self.held_since[more == HOLD]
-        self.level()
         if len(drop):
             self.closed.append(Closed.of(drop, "expired"))
             self.learn(drop)
@@ -115,10 +112,9 @@ class GroupTracker:
         self.put(back)
         return Requests.topups(back, more[more > 0])
 
-    def level(self, waiting: Groups | None = None) -> None:
-        """Bring the account's level of rollouts that were generated and not decided about up to date."""
-        rest = [self.held, self.gone, self.behind]
-        here = Groups.concat(rest if waiting is None else [waiting, *rest])
+    def level(self, *ready: Groups) -> None:
+        """The account's level when a step ends: rollouts that were generated and not decided about."""
+        here = Groups.concat([*ready, self.open, self.held, self.gone, self.behind])
         self.ledger.rollouts.held, self.ledger.tokens.held = here.rollouts, int(here.tokens.sum())
 
     # -- closing --------------------------------------------------------------------------------------------

@@ -531,4 +531,4 @@ class OrderedEngine(Engine):
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         super()._take_up(state)
-        self.keep_rate = state["keep_rate"] if state["kind"] == self.kind else None
+        self.keep_rate = state.get("keep_rate")

@@ -15,6 +15,9 @@ Two ways to draw:
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 import numpy as np
 
 from verl_adaptive.config import RunFacts
@@ -203,7 +206,7 @@ class PromptSource:
 
     # -- state ----------------------------------------------------------------------------------------------
 
-    def state_dict(self) -> dict:
+    def state_dict(self) -> dict[str, Any]:
         """Positions and rows, both: the data set may be another order of the same prompts when a run resumes."""
         return {
             "position": self.position,
@@ -216,7 +219,7 @@ class PromptSource:
             "due": self.due,
         }
 
-    def load_state_dict(self, state: dict) -> None:
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a saved state; prompts that have left the data set are left out."""
         self.position = int(state["position"])
         (position, passes), size = state["since"], state["size"]
