@@ -86,8 +86,6 @@ class BetaPosterior(Advantage):
     def compute(self, reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np.ndarray:
         config = self.config
         flat, mean, std = self._moments(reward, group_of, observed)
-        if config.baseline == "full":
-            flat, mean, std = self._moments(observed.reward, observed.group_of, observed)
         out = reward - mean[group_of]
         if config.norm_by_std:
             out = out / (std[group_of] + EPSILON)
@@ -119,15 +117,16 @@ class BetaPosterior(Advantage):
         if some and trains.any():
             rows, home = np.flatnonzero(trains), groups.group_of[trains]
             flat, _, _ = self._moments(groups.reward[rows], home, groups)
-            if self.config.baseline == "full":
-                flat, _, _ = self._moments(groups.reward, groups.group_of, groups)
             zero[rows] = flat[home] & (self.compute(groups.reward[rows], home, groups) == 0)
         return zero
 
     def _moments(
         self, values: np.ndarray, group_of: np.ndarray, groups: Groups
     ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Per group: whether these rewards are equal, their mean, and their unbiased standard deviation."""
+        """Per group: whether these rewards are equal, their mean, and their unbiased standard deviation; of a full baseline
+        those of all that were observed."""
+        if self.config.baseline == "full":
+            values, group_of = groups.reward, groups.group_of
         count = len(groups)
         high, low = np.full(count, -np.inf), np.full(count, np.inf)
         np.maximum.at(high, group_of, values)
@@ -151,25 +150,13 @@ def success_of(reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np
         float64 ``(R,)``: the mean success of the rollouts in the same group that have the nearest reward; of two
         rewards equally near, the lower one.
     """
-    if not len(reward):
-        return np.zeros(0)
-    home = observed.group_of
-    order = np.lexsort((observed.reward, home))
-    g, r, s = home[order], observed.reward[order], observed.success[order]
-    fresh = np.ones(len(g), dtype=bool)  # the first of each run of equal rewards in a group
-    fresh[1:] = (np.diff(g) != 0) | (np.diff(r) != 0)
-    run = np.cumsum(fresh) - 1
-    success = np.bincount(run, s) / np.bincount(run)
-    g, r = g[fresh], r[fresh]
-
-    # Sort rows in among the runs; a row comes after a run of its own reward.
-    both = np.lexsort((np.concatenate([r, reward]), np.concatenate([g, group_of])))
-    is_run = both < len(g)
-    at_or_below = np.empty(len(both), dtype=np.int64)
-    at_or_below[both] = np.cumsum(is_run) - 1
-    below = at_or_below[len(g) :]
-    above = np.minimum(below + 1, len(g) - 1)
-    below = np.maximum(below, 0)
-    far_below = np.where(g[below] == group_of, np.abs(reward - r[below]), np.inf)
-    far_above = np.where(g[above] == group_of, np.abs(reward - r[above]), np.inf)
-    return success[np.where(far_below <= far_above, below, above)]
+    # Every row beside every rollout of its group, pair after pair.
+    pair, row = observed.rollouts_of(group_of), np.repeat(np.arange(len(reward)), observed.n[group_of])
+    known, far = observed.reward[pair], np.abs(reward[row] - observed.reward[pair])
+    nearest, lower = np.full(len(reward), np.inf), np.full(len(reward), np.inf)
+    np.minimum.at(nearest, row, far)
+    near = far == nearest[row]
+    np.minimum.at(lower, row[near], known[near])
+    near &= known == lower[row]
+    row, success = row[near], observed.success[pair[near]]
+    return np.bincount(row, success, minlength=len(reward)) / np.bincount(row, minlength=len(reward))
