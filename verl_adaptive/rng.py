@@ -25,6 +25,11 @@ def _mix(x: np.ndarray) -> np.ndarray:
     return x ^ (x >> np.uint64(31))
 
 
+def unit(bits: np.ndarray) -> np.ndarray:
+    """Uniform float64 in [0, 1) of 64 random bits."""
+    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
+
+
 class Draw:
     """Random numbers for one (seed, step).
 
@@ -89,4 +94,4 @@ class Draw:
 
     def uniform(self, purpose: str, key_hi: np.ndarray, key_lo: np.ndarray, salt: np.ndarray | int = 0) -> np.ndarray:
         """Uniform float64 in [0, 1), one per entry; arguments as :meth:`bits`."""
-        return (self.bits(purpose, key_hi, key_lo, salt) >> np.uint64(11)).astype(np.float64) * 2.0**-53
+        return unit(self.bits(purpose, key_hi, key_lo, salt))

@@ -91,7 +91,7 @@ def test_the_prior_of_a_source_is_its_mean_latest_rate():
     part = bound(Mopps({"source_prior": 6.0, "a0": 1.0, "b0": 2.0}), 5, sources=["a", "a", "a", "b", "c"])
     part.table.col("visits")[[0, 1, 3]] = [1, 5, 2]
     part.table.col("last_rate")[[0, 1, 3]] = [0.25, 0.75, 0.0]
-    a, b = part._prior(np.arange(5))
+    a, b = part._posterior(np.arange(5))
     mean = [(1 + 1.0) / (3 + 2)] * 3 + [1 / (3 + 1), 1 / 3]
     assert a == pytest.approx(6 * np.array(mean)) and a + b == pytest.approx(np.full(5, 6.0))
 

@@ -182,14 +182,7 @@ class Greso(SizedSampler):
         }
 
     def state_dict(self) -> dict[str, Any]:
-        return {
-            "p_easy": self.p_easy,
-            "p_hard": self.p_hard,
-            "counts": self._counts.tolist(),
-            "gate": self._gate.tolist(),
-        }
+        return {"p_easy": self.p_easy, "p_hard": self.p_hard}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self.p_easy, self.p_hard = float(state["p_easy"]), float(state["p_hard"])
-        self._counts[:] = state["counts"]
-        self._gate[:] = state["gate"]

@@ -105,31 +105,29 @@ class Mopps(SizedSampler):
         near = np.argpartition(shuffle, few - 1)[:few] if few < len(free) else np.arange(len(free))
         near = near[~np.isin(near, overdue)]
         rows = free[near]
-        a0, b0 = self._prior(rows)
-        wins, losses = a0 + self.col("wins")[rows], b0 + self.col("losses")[rows]
-        rate = draw_beta(wins, losses, draw, "mopps.rate", hi[near], lo[near])
+        rate = draw_beta(*self._posterior(rows), draw, "mopps.rate", hi[near], lo[near])
         order = np.lexsort((shuffle[near], np.abs(rate - c.target)))
         # The last of a pick are what a full batch aborts: that must not be the floor.
         picked = free[np.concatenate([overdue, near[order][: max(0, count - len(overdue))]])]
         self._taken = np.concatenate([self._taken, picked])
         return Pick(picked)
 
-    def _prior(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """α₀ and β₀ of each row, float64 ``(k,)``."""
+    def _posterior(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """α and β of each row, float64 ``(k,)``."""
         c, table = self.config, self.table
-        if not c.source_prior:
-            return np.full(len(rows), c.a0), np.full(len(rows), c.b0)
-        latest, source, size = table.col("last_rate"), table.col("source"), len(table.sources)
-        seen = np.isfinite(latest)
-        visited = np.bincount(source[seen], minlength=size)
-        passed = np.bincount(source[seen], latest[seen], minlength=size)
-        mean = ((c.a0 + passed) / (c.a0 + c.b0 + visited))[source[rows]]
-        return c.source_prior * mean, c.source_prior * (1 - mean)
+        a0, b0 = c.a0, c.b0
+        if c.source_prior:
+            latest, source, size = table.col("last_rate"), table.col("source"), len(table.sources)
+            seen = np.isfinite(latest)
+            visited = np.bincount(source[seen], minlength=size)
+            passed = np.bincount(source[seen], latest[seen], minlength=size)
+            mean = ((c.a0 + passed) / (c.a0 + c.b0 + visited))[source[rows]]
+            a0, b0 = c.source_prior * mean, c.source_prior * (1 - mean)
+        return a0 + self.col("wins")[rows], b0 + self.col("losses")[rows]
 
     def estimate(self, rows: np.ndarray) -> np.ndarray:
-        a0, b0 = self._prior(rows)
-        wins, losses = a0 + self.col("wins")[rows], b0 + self.col("losses")[rows]
-        return wins / (wins + losses)
+        a, b = self._posterior(rows)
+        return a / (a + b)
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         for name, evidence in zip(("wins", "losses"), self.evidence(groups), strict=True):

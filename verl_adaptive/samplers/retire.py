@@ -72,13 +72,11 @@ class Retire(SizedSampler):
         # A warm start's successes are weighed: 7 of 7 may be a rounding below 4 of 4.
         solved = at_least(table.col("successes")[rows], threshold * rollouts)
         solved &= at_least(table.col("last_rate")[rows], threshold)
-        rows, run = rows[solved], np.minimum(rollouts[solved] // self._per_visit(), 65535)
+        # Its pilots tell that a prompt is solved, where an allocator gives it pilots first.
+        visit = facts.n if self._pilots is None else self._pilots(facts.n)
+        rows, run = rows[solved], np.minimum(rollouts[solved] // visit, 65535)
         self.col("solved")[rows] = run
         table.col("retired")[rows] = run >= self.config.after
-
-    def _per_visit(self) -> int:
-        """Rollouts that tell that a prompt is solved: its pilots, where an allocator gives it pilots first."""
-        return self.facts.n if self._pilots is None else self._pilots(self.facts.n)
 
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         retired = self.table.col("retired")[rows] > 0

@@ -32,7 +32,7 @@ from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Floor, Positive, Range, Share
-from verl_adaptive.rng import Draw
+from verl_adaptive.rng import Draw, unit
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.running_mean import Memory
 from verl_adaptive.stats.scale import RunningScale, others_mean
@@ -130,14 +130,14 @@ class Spread(Sampler):
             if len(self._taken):
                 free = ~np.isin(rows, self._taken)
                 near, rows = near[free], rows[free]
-            arrival = -np.log1p(-_unit(bits[near])) / self._weight(rows)
+            arrival = -np.log1p(-unit(bits[near])) / self._weight(rows)
             if limit >= 1.0 or int((arrival <= -np.log1p(-limit) / greatest).sum()) >= count:
                 return rows[np.argsort(arrival, kind="stable")[:count]]
             limit = min(1.0, 4.0 * limit)
 
     def _bits(self, pool: np.ndarray, progress: Progress) -> np.ndarray:
         """uint64 ``(M,)``, random bits of every prompt, this step's and round's."""
-        if self._pool is not pool or len(self._keyed) != len(pool):
+        if self._pool is not pool:
             keys = self.table.key_hi[pool], self.table.key_lo[pool]
             self._pool, self._keyed = pool, Draw(progress.draw.seed, 0).bits("spread.race", *keys)
         return progress.draw.again("spread.race", self._keyed, progress.round)
@@ -224,8 +224,3 @@ class Spread(Sampler):
             memory.load_state_dict(state["memories"][memory.namespace])
         if known:
             self._scale.load_state_dict(state["scale"])
-
-
-def _unit(bits: np.ndarray) -> np.ndarray:
-    """Uniform float64 in [0, 1) of 64 random bits."""
-    return (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53
