@@ -15,7 +15,7 @@ from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
 from importlib.metadata import EntryPoint, entry_points
 from numbers import Real
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
@@ -350,13 +350,8 @@ def build_policy(config: AdaptiveConfig) -> Policy:
     Raises:
         ConfigError: unknown part or option, or parts that make no sense together.
     """
-    made = {role: make_part(role, getattr(config, role)) for role in PARTS}
-    policy = Policy(
-        sampler=cast(Sampler, made["sampler"]),
-        allocator=cast(Allocator, made["allocator"]),
-        filter=cast(Filter, made["filter"]),
-        advantage=cast(Advantage, made["advantage"]),
-    )
+    made: dict[str, Any] = {role: make_part(role, getattr(config, role)) for role in PARTS}
+    policy = Policy(**made)
     for part in policy:
         ask(part, "check_policy", policy, config)
     cap, part = config.max_rollouts_per_step, policy.allocator

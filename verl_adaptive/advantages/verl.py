@@ -45,4 +45,4 @@ class Verl(Advantage):
         high = groups.reduce(np.maximum, np.where(trains, groups.reward, -np.inf))
         low = groups.reduce(np.minimum, np.where(trains, groups.reward, np.inf))
         flat = (high == low) & (sizes > 1)
-        return np.repeat(flat, groups.n) & trains
+        return groups.rollout_mask(flat) & trains

@@ -125,7 +125,7 @@ class PilotCommit(PooledAllocator):
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
-        self.can_hold = self.pipelined = self.config.form == "pipelined"
+        self.can_hold = self.config.form == "pipelined"
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0)  # step: commits of held groups in it, groups still held
         self._counts: dict[str, int] = {}
@@ -190,7 +190,7 @@ class PilotCommit(PooledAllocator):
         return np.where(stage == 0, self._commit(n), 0)
 
     def reserve(self, progress: Progress) -> int:
-        return progress.batch if self.pipelined else 0
+        return progress.batch if self.can_hold else 0
 
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         age = progress.step - since
@@ -223,7 +223,7 @@ class PilotCommit(PooledAllocator):
         missing = max(0, progress.need - progress.open - committed)
         judged, found = self._recent
         sized = self.config.factor is None and found > 0
-        if self.pipelined:  # the pilots are for the steps to come
+        if self.can_hold:  # the pilots are for the steps to come
             missing = progress.batch if self.config.factor else missing + max(0, progress.batch - waiting)
         if missing == 0 or wanted == 0:
             return 0
@@ -232,7 +232,7 @@ class PilotCommit(PooledAllocator):
         return max(1, round((self.config.factor or PUBLISHED) * progress.batch))
 
     def affordable(self, wanted: int, progress: Progress) -> int:
-        if self.pipelined or progress.cap is None:
+        if self.can_hold or progress.cap is None:
             return wanted
         judged, found = self._recent
         n_commit = self.facts.n - self.n_pilot
@@ -248,14 +248,14 @@ class PilotCommit(PooledAllocator):
         if self.config.judge == "auto" and self._default_success:
             self._signals.append(groups.signal[groups.stage == 0])
         # A review changes nothing: pilots and commits are counted when their group closes.
-        whole, first = groups.rollout_mask(~is_pilot(groups)), groups.stage == 0
-        pilots, commit = whole & first, whole & ~first
+        done, first = ~is_pilot(groups), groups.stage == 0
+        pilots, commit = groups.rollout_mask(done) & first, ~first
         right = groups.sum(self._success(groups) * first)
         side = band_side(right, groups.sum(first), self.config.lower, self.config.upper)
         judged, found = len(side), int((side == 0).sum())
         self._recent += [judged, found]
         self._count(piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum()))
-        committed = groups.lag[~is_pilot(groups)]
+        committed = groups.lag[done]
         self._count(committed=len(committed))
         self._ages += np.bincount(np.minimum(committed, self.config.max_age), minlength=len(self._ages))
         self._rates += [groups.success[pilots].sum(), pilots.sum(), groups.success[commit].sum(), commit.sum()]
@@ -263,9 +263,7 @@ class PilotCommit(PooledAllocator):
     def _grade(self) -> None:
         """Learn the range of a graded signal from the step's pilots."""
         signals, self._signals = np.concatenate([*self._signals, np.zeros(0)]), []
-        if self._range is None and len(np.unique(signals)) <= _GRADES:
-            return
-        if not len(signals):
+        if not len(signals) or (self._range is None and len(np.unique(signals)) <= _GRADES):
             return
         low, high = (float(end) for end in np.quantile(signals, _ENDS))
         if self._range is not None:

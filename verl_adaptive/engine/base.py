@@ -18,7 +18,7 @@ from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import Policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import answers
+from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.table import StatsTable
 
 
@@ -65,7 +65,6 @@ class Engine(ABC):
         pooled: the allocator, where its groups share something or wait for one another.
         flight: asked for and not back, in submission order.
         progress: the step in hand, as the roles see it.
-        row_of: int64 ``(D,)``, the table row of every data-set position.
         pool: int64 ``(M,)``, table rows of the distinct prompts.
         recorder: is told what happens.
     """
@@ -84,7 +83,7 @@ class Engine(ABC):
         skip_zero: bool = True,
     ) -> None:
         self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
-        self.pooled = answers.pooled(policy.allocator)
+        self.pooled = policy.allocator if isinstance(policy.allocator, PooledAllocator) else None
         self.prompt_source = PromptSource(policy.sampler, facts, row_of, source)
         self.row_of, self.pool = self.prompt_source.row_of, self.prompt_source.pool
         self.tracker = GroupTracker(policy, table, config, facts, skip_zero=skip_zero)

@@ -198,14 +198,9 @@ class GroupTracker:
     @property
     def lenient(self) -> bool:
         """Whether only a failed group is lost to the batch, so that a few of them are no reason to wait."""
-        pooled = answers.pooled(self.policy.allocator)
-        completes = pooled is None or type(pooled).complete is PooledAllocator.complete
+        part = self.policy.allocator
+        completes = not isinstance(part, PooledAllocator) or type(part).complete is PooledAllocator.complete
         return self.policy.filter.keeps_all and completes
-
-    @property
-    def whole(self) -> bool:
-        """A pool sampler without refill means all that it picked; a stream may have been asked for more than B."""
-        return not self.config.refill and self.policy.sampler.kind == "pool"
 
     def zero_rows(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
         """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
@@ -259,8 +254,8 @@ class GroupTracker:
         held, gone, self.behind = (groups_of(state[name]) for name in ("held", "gone", "behind"))
         since = np.asarray(state["held_since"], dtype=np.int64)
         held.index = positions
-        pooled = answers.pooled(self.policy.allocator)
-        recalls = pooled is not None and type(pooled).recall is not PooledAllocator.recall
+        part = self.policy.allocator
+        recalls = isinstance(part, PooledAllocator) and type(part).recall is not PooledAllocator.recall
         here = (held.index >= 0) & recalls  # a prompt that has left the data set cannot be topped up
         self.gone = Groups.concat([gone, held.select(~here)])
         self.held, self.held_since = held.select(here), since[here]

@@ -226,8 +226,9 @@ class OrderedEngine(Engine):
 
     @property
     def _target(self) -> float:
-        """Kept groups that end the step; infinite where the step trains everything that was picked."""
-        return math.inf if self.tracker.whole else self.facts.batch
+        """Kept groups that end the step; infinite where it trains everything that was picked: by a pool sampler, without refill.
+        A stream may have been asked for more than B."""
+        return math.inf if self.prompt_source.picks and not self.config.refill else self.facts.batch
 
     @property
     def _needs_place(self) -> bool:

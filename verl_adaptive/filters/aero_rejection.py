@@ -83,7 +83,7 @@ class AeroRejection(Filter):
             quota[1, high] = np.minimum(correct, _share(config.k, wrong))[high]
         quota[:, flat] = config.keep_degenerate
 
-        kind = hit & ~np.repeat(flat, groups.n)  # a flat group is drawn from as a whole
+        kind = hit & ~groups.rollout_mask(flat)  # a flat group is drawn from as a whole
         keep = ~flat if config.keep_degenerate == 0 else np.ones(len(groups), dtype=bool)
         rollouts = self._rank(groups, kind, progress) < quota[kind.astype(np.int64), groups.group_of]
         return Verdict(keep=keep, reason=np.where(kind_of(flat, groups.pass_rate) > 0, 0, 1), rollouts=rollouts)

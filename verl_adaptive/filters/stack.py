@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, cast
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -52,7 +52,7 @@ class Stack(Filter):
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
         chosen = [dict(one) if isinstance(one, Mapping) else {"name": one} for one in self.config.filters]
-        self.filters = tuple(cast(Filter, _at(i, make_part, "filter", one)) for i, one in enumerate(chosen))
+        self.filters: tuple[Filter, ...] = tuple(_at(i, make_part, "filter", one) for i, one in enumerate(chosen))
         names = [part.name for part in self.filters]
         hint = "names a filter twice; each keeps its own columns under its name"
         check(len(set(names)) == len(names), "adaptive.filter.filters", self.config.filters, hint)

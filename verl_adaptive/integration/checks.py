@@ -311,7 +311,7 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, +adaptive=solo{without}, or "
         "+adaptive=sao with algorithm.adv_estimator=gae, with their own sampler, filter and advantage, which need none",
     )
-    least, key = policy.allocator.least(n), getattr(policy.allocator, "least_key", "n")
+    least, key = policy.allocator.least(n), policy.allocator.least_key
     fixed = policy.allocator.fixed_size(n) is not None
     check(
         n < 2 or least >= 2 or fixed or not advantage.centres,

@@ -204,10 +204,12 @@ class Allocator(Role):
 
     Attributes:
         can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to ``recall`` in later steps.
+        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: bool = False
+    least_key: ClassVar[str] = "n"
 
     @abstractmethod
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:

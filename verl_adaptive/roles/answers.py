@@ -72,7 +72,7 @@ def pick(part: Sampler, pool: np.ndarray, count: int, progress: Progress) -> tup
 def amount(part: Role, method: str, *about: Any) -> int:
     """A number of prompts or groups."""
     found = ask(part, method, *about)
-    whole = isinstance(found, Integral | np.integer) or (isinstance(found, float) and found.is_integer())
+    whole = isinstance(found, Integral) or (isinstance(found, float) and found.is_integer())
     if isinstance(found, bool) or not whole:
         raise _wrong(part, method, "a whole number", found)
     return int(found)
@@ -81,11 +81,6 @@ def amount(part: Role, method: str, *about: Any) -> int:
 def first(part: Allocator, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
     """int64 ``(k,)``: first rollouts of new prompts."""
     return _amounts(part, "first", ask(part, "first", rows, planned, progress), len(rows), "prompt", 1)
-
-
-def pooled(part: Allocator) -> PooledAllocator | None:
-    """The allocator, where its groups share something or wait for one another."""
-    return part if isinstance(part, PooledAllocator) else None
 
 
 def most(part: Allocator, n: np.ndarray, stage: np.ndarray) -> np.ndarray:

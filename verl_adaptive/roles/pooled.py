@@ -21,12 +21,10 @@ class PooledAllocator(Allocator):
         needs_place: a top-up pays only if the batch has a place for the group. It is sent as soon as the place is certain; a
             group that certainly gets none is held or closed.
         on_policy: the option below ``adaptive.allocator``, and its value, with which no group is held; None: there is none.
-        least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     needs_place: ClassVar[bool] = False
     on_policy: ClassVar[tuple[str, str] | None] = None
-    least_key: ClassVar[str] = "n"
 
     def fund(self, n: np.ndarray, planned: np.ndarray | None) -> np.ndarray | None:
         """Rollouts that new prompts pay into the pool from which all top-ups are taken.
