@@ -111,7 +111,6 @@ def _run(argv: list[str]) -> int:
         epilog="commands:\n"
         + "\n".join(f"  {name:<16}{text}" for name, text in COMMANDS.items())
         + "\n\nverl-adaptive COMMAND --help tells more.",
-        add_help=True,
     )
     parser.add_argument("--version", action="version", version=f"verl-adaptive {__version__}")
     parser.add_argument("command", metavar="COMMAND", nargs="?", help=argparse.SUPPRESS)

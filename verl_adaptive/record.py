@@ -144,7 +144,6 @@ class Recorder(Listener):
     # what the engine calls
 
     def begun(self, step: int) -> None:
-        """A step begins."""
         self._step = step
         self._write(begin=step)
 
@@ -153,11 +152,9 @@ class Recorder(Listener):
         self._write(pull=positions.tolist())
 
     def asked(self, requests: Requests | None) -> None:
-        """These requests followed."""
         self._seal(asked=_digest_requests(requests))
 
     def received(self, results: Groups) -> None:
-        """These results came back, together."""
         self._write(back={f.name: getattr(results, f.name).tolist() for f in fields(results)})
 
     def abandoned(self, rollouts: int, tokens: int) -> None:
@@ -165,11 +162,9 @@ class Recorder(Listener):
         self._write(abandon=[rollouts, tokens])
 
     def revived(self) -> None:
-        """An asynchronous step drew once more."""
         self._write(revive=True)
 
     def took(self, count: int, result: StepResult) -> None:
-        """An asynchronous trainer took a batch."""
         self._seal(take=count, digest=_digest_result(result))
 
     def finished(self, result: StepResult) -> None:
@@ -189,7 +184,6 @@ class _Overheard:
         self._source, self._recorder, self.size = source, recorder, source.size
 
     def take(self, count: int) -> np.ndarray:
-        """As the wrapped stream's."""
         positions = self._source.take(count)
         self._recorder.pulled(np.asarray(positions))
         return positions

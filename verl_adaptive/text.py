@@ -22,7 +22,7 @@ def clean(text: object, limit: int | None = None) -> str:
     raw = str(text)
     if limit is not None and len(raw) > 4 * limit:  # a prompt may be megabytes
         raw = raw[: 4 * limit]
-    out = "".join(_escape(c) if unicodedata.category(c) in _UNSAFE else c for c in raw)
+    out = "".join(c.encode("unicode_escape").decode() if unicodedata.category(c) in _UNSAFE else c for c in raw)
     return out if limit is None or len(out) <= limit else out[: max(0, limit - 1)] + "…"
 
 
@@ -60,14 +60,6 @@ def plain(value: Any) -> Any:
     if value is None or isinstance(value, bool | int | str):
         return value
     return plain(vars(value)) if dataclasses.is_dataclass(type(value)) else str(value)
-
-
-def _escape(character: str) -> str:
-    named = {"\n": "\\n", "\t": "\\t", "\r": "\\r"}.get(character)
-    if named is not None:
-        return named
-    code = ord(character)
-    return f"\\x{code:02x}" if code < 256 else f"\\u{code:04x}" if code < 65536 else f"\\U{code:08x}"
 
 
 def span(hours: float | None) -> str:
