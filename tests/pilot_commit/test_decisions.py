@@ -133,6 +133,18 @@ def test_random_choice_is_uniform_and_has_no_favourites() -> None:
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 0.75)
 
 
+def test_held_groups_that_a_smaller_n_leaves_no_commit_are_given_up() -> None:
+    """Pilots as many as a group has now, after a resume: they take no place, and no pilot's place either."""
+    part = made({"n_pilot": 2, "form": "pipelined"}, n=4, batch=4)
+    part.load_state_dict({"recent": [10.0, 5.0], "range": None})
+    groups, since = pilots_with([2] * 4, 4), np.zeros(4, dtype=np.int64)
+    assert part.recall(groups, since, at()).tolist() == [CLOSE] * 4
+    # Every second one is in the band: this step's 4 and the next one's, and a tenth more.
+    assert part.prompts(4, at()) == 18
+    part.end_step(at())
+    assert part.metrics()["expired_total"] == 4
+
+
 def test_commits_of_held_groups_take_no_more_than_the_step_has_room_for() -> None:
     part = made({"n_pilot": 4, "form": "pipelined", "choose": "max_variance"}, n=16)
     groups, since = pilots_with([1, 3, 2, 2, 1], 4), np.zeros(5, dtype=np.int64)

@@ -194,7 +194,7 @@ class PilotCommit(PooledAllocator):
 
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         age = progress.step - since
-        answer = np.where(age > self.config.max_age, CLOSE, HOLD)
+        answer = np.where((age > self.config.max_age) | (self._commit(held.n) == 0), CLOSE, HOLD)
         self._count(expired=int((answer == CLOSE).sum()))
         places = max(0, min(progress.need, progress.room // (self.facts.n - self.n_pilot)))
         chosen = self._chosen(held, np.flatnonzero(answer == HOLD), age, progress)[:places]
