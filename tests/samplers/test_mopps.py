@@ -117,3 +117,8 @@ def test_a_resume_does_not_take_the_warm_start_again():
     assert before.tolist() == [24.0, 16.0]
     bound(Mopps(), 2, table=table)
     assert table.col("mopps.wins").tolist() == before.tolist()
+
+
+def test_any_number_of_candidates_is_the_whole_pool_at_most():
+    part = make_mopps(8, candidates=1e308)
+    assert len(part.pick(np.arange(8), 10, progress_at(1)).rows) == 8

@@ -101,7 +101,7 @@ class Mopps(SizedSampler):
         chance = draw.uniform("mopps.recheck", np.zeros(1), np.zeros(1), progress.round)[0]
         unseen = -self.table.col("last_try")[free].astype(np.float64)
         overdue = best(unseen, shuffle, int(c.recheck * count + chance), -np.inf)
-        few = min(len(free), int(c.candidates * count))
+        few = int(min(len(free), c.candidates * count))
         near = np.argpartition(shuffle, few - 1)[:few] if few < len(free) else np.arange(len(free))
         near = near[~np.isin(near, overdue)]
         rows = free[near]
