@@ -462,6 +462,15 @@ def test_long_answers_are_begun_first_and_decide_nothing() -> None:
         same_batch(a, b)
 
 
+def test_prompts_whose_tokens_are_not_known_are_not_begun_last() -> None:
+    """A warm start may bring rollouts without their tokens: those prompts are of middling length, as new ones are."""
+    engine, _ = make_engine("epoch", batch=12, n=4, M=12)
+    engine.table.col("rollouts")[:] = 4
+    engine.table.col("tokens")[:] = [0, 0, 0, 0, *(100, 200, 300, 400), *(500, 600, 700, 800)]
+    begun = engine.begin(1).row.tolist()
+    assert begun[:4] == [11, 10, 9, 8] and set(begun[4:8]) == {0, 1, 2, 3} and begun[8:] == [7, 6, 5, 4]
+
+
 def test_after_a_step_that_kept_nothing_all_of_a_large_request_are_wanted() -> None:
     engine, world = make_engine("epoch", "fixed", "informative", batch=4, n=4, M=64, max_rounds=4)
     run_step(engine, world, 1)

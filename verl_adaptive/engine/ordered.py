@@ -317,7 +317,7 @@ class OrderedEngine(Engine):
             return requests
         tokens = self.table.col("tokens")[requests.row].astype(np.float64)
         rollouts = self.table.col("rollouts")[requests.row].astype(np.float64)
-        known = rollouts > 0
+        known = tokens > 0  # a warm start may bring rollouts without their tokens
         if not known.any():
             return requests
         expected = np.full(len(requests), (tokens[known] / rollouts[known]).mean())
