@@ -341,24 +341,16 @@ class _Diverged(Exception):
     """The replay left the recorded path."""
 
 
-def _header(folder: Path) -> dict[str, Any]:
-    path = folder / HEADER
-    try:
-        header = json.loads(path.read_text())
-        if header["version"] != VERSION:
-            raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
-        return header
-    except (OSError, *_STRANGE) as error:
-        raise RecordError(f"{path} cannot be read: {error!r}") from error
-
-
 def _load_engine(folder: Path, events: Iterator[tuple[int, dict[str, Any]]]) -> Engine:
     """The engine of an attempt as it was when the attempt began, on the stream of its events.
 
     RecordError: the header is missing, damaged, of another version, or holds what no run has written.
     """
-    path, header = folder / HEADER, _header(folder)
+    path = folder / HEADER
     try:
+        header = json.loads(path.read_text())
+        if header["version"] != VERSION:
+            raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
         config = AdaptiveConfig.from_mapping(header["adaptive"])
         facts = RunFacts(**header["facts"])
         mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
