@@ -95,7 +95,6 @@ class _Step:
     Attributes:
         candidates: the prompts that it may send.
         recalled: held groups that go on: its first submissions.
-        first_submission: of its new prompts.
         reserve: groups that should be held when it ends.
         first_end: submissions of its first request.
         submissions: all that were sent.
@@ -111,7 +110,6 @@ class _Step:
 
     candidates: CandidateQueue
     recalled: int
-    first_submission: int
     reserve: int
     first_end: int
     submissions: _Submissions = field(default_factory=_Submissions)
@@ -158,7 +156,6 @@ class OrderedEngine(Engine):
         self._step = _Step(
             candidates,
             recalled=len(recalled),
-            first_submission=self._submission,
             reserve=reserve,
             first_end=len(recalled) + wanted,
         )
@@ -195,8 +192,9 @@ class OrderedEngine(Engine):
         self._drop_the_rest(everything, mine, held)
         closed = everything.select(mine)
 
-        step.candidates.commit(max(0, step.head - step.recalled))
-        self._submission = step.first_submission + max(0, step.head - step.recalled)
+        used = max(0, step.head - step.recalled)
+        step.candidates.commit(used)
+        self._submission -= step.sent - used  # the next step's are numbered from there on
         failed = everything.groups.submission[everything.groups.failed]
         new = slice(step.recalled, step.head)
         status = t.status[new][~np.isin(t.submission[new], failed)]  # a fault tells nothing about the prompt
