@@ -1251,6 +1251,19 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
     assert account.generated + held == account.trained + account.dropped_in_all + account.held
 
 
+def test_what_prompts_that_left_the_data_set_had_paid_leaves_aeros_pool():
+    setting = {"batch": 4, "n": 8, "stream": AsyncFacts(warmup=12)}
+    engine, world = make_stream_engine("epoch", "aero", "informative", p=np.full(40, 0.2), **setting)
+    Arrivals(world).step(engine, 1)
+    flight, keep = engine.flight, np.arange(20)
+    gone = int((flight.index >= 20).sum())
+    assert gone and engine._pool == 4 * len(engine.living)  # 8 rollouts a prompt, 4 of which explore
+    smaller = {"p": world.p[keep], "keys": keys_of(40)[keep], "table": engine.table}
+    again, _ = make_stream_engine("epoch", "aero", "informative", **setting, **smaller)
+    again.load_state_dict(engine.state_dict())
+    assert again._pool == engine._pool - 4 * gone
+
+
 @pytest.mark.parametrize("refill", [False, True])
 def test_aeros_pool_is_paid_by_the_prompts_that_the_cap_lets_through(refill):
     """The others were credited as well, in each step that asked for them anew."""

@@ -433,7 +433,6 @@ class AsyncEngine(Engine):
         )
         paid = zip(self._born, np.asarray(stream["paid"]).tolist(), strict=True)
         self._paid = {submission: amount for submission, amount in paid if amount >= 0}
-        self._pool = int(stream["pool"])
         for groups in (self.flight, waiting, ready):
             groups.index = self.prompt_source.found(groups.row, groups.index)
         self.ready = Closed.of(ready, "trained", np.asarray(stream["ready_trains"], dtype=bool))
@@ -446,3 +445,4 @@ class AsyncEngine(Engine):
         for submission in lost.tolist():
             self._born.pop(submission, None)
             self._paid.pop(submission, None)
+        self._pool = min(int(stream["pool"]), sum(self._paid.values()))
