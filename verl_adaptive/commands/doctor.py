@@ -366,14 +366,15 @@ class Examination:
 
 
 def _validated(command: Any, config: Any) -> Any:
-    """``inspect.validate``; where verl trips over text in place of a number, the word that has it."""
+    """``inspect.validate``; where verl trips over what is no number, or no count, the setting that has it."""
     from verl_adaptive.integration import inspect
 
     try:
         return inspect.validate(config)
-    except (TypeError, ValueError, AttributeError) as error:
+    except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if not isinstance(error, AdaptiveError):
             inspect.refuse_text_for_numbers(command, config)
+            inspect.check_counts(config)
         raise
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import inspect
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine.shape import step_shape
@@ -33,8 +35,35 @@ _ASKS = {
 }
 
 
+#: verl's settings that it counts and divides by.
+_COUNTS = (
+    "data.train_batch_size",
+    "data.max_response_length",
+    "actor_rollout_ref.rollout.n",
+    "actor_rollout_ref.rollout.max_num_seqs",
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "actor_rollout_ref.rollout.data_parallel_size",
+    "actor_rollout_ref.rollout.pipeline_model_parallel_size",
+    "actor_rollout_ref.actor.ppo_mini_batch_size",
+    "actor_rollout_ref.actor.ppo_epochs",
+    "trainer.total_epochs",
+    "trainer.nnodes",
+    "trainer.n_gpus_per_node",
+    "trainer.v1.separate_async.parameter_sync_step",
+)
+
+
+def check_counts(config: Any) -> None:
+    """Refuse what is no count where verl counts and divides: it would end in an error that names no setting."""
+    for key in _COUNTS:
+        value = OmegaConf.select(config, key, default=1)
+        counts = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        check(counts, key, value, "must be a whole number, 1 or more")
+
+
 def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """Refuse settings under which the policy cannot work: ConfigError with the key, its value and what to write instead."""
+    check_counts(config)
     rollout, estimator = config.actor_rollout_ref.rollout, config.algorithm.adv_estimator
     check(
         mode_of(config) in MODES,

@@ -125,6 +125,7 @@ NAMES: tuple[Name, ...] = (
     _use(_BASE, "PPOTrainer.on_train_end()", "the end of a budget"),
     _use(_BASE, "PPOTrainer.get_llm_client()", "requests that can be aborted"),
     _use(f"{_V1}.trainer_sync", "PPOTrainerSync.on_step_end()", "verl's sync trainer", _SYNC),
+    _use(_CLIENT, "LLMServerManager.get_client(client_cls)", "requests that can be aborted", _SYNC),
     _use(_CLIENT, "LLMServerClient._acquire_server(request_id)", "requests that can be aborted", _SYNC),
     _use(_CLIENT, "LLMServerClient._release_server(server_id)", "requests that are aborted", _SYNC),
     _use(

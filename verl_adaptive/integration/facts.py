@@ -34,8 +34,9 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
     """
     node = config.get("adaptive")
     data = OmegaConf.to_container(node, resolve=True) if OmegaConf.is_config(node) else node
-    made = AdaptiveConfig.from_mapping(data)
-    return made if made.seed is not None else replace(made, seed=int(config.data.get("seed") or 0))
+    made, seed = AdaptiveConfig.from_mapping(data), config.data.get("seed") or 0
+    check(isinstance(seed, int), "data.seed", seed, "must be a whole number, or null")
+    return made if made.seed is not None else replace(made, seed=int(seed))
 
 
 def ahead_of(config: Any) -> float:

@@ -21,6 +21,7 @@ from verl_adaptive.config import check
 from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
+from verl_adaptive.integration.checks import check_counts
 from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
 from verl_adaptive.integration.dataloader import refuse_own_numbers
 from verl_adaptive.integration.facts import has_critic, identity_of
@@ -34,6 +35,7 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
     "Command",
+    "check_counts",
     "compose",
     "driver",
     "foresee",
