@@ -242,6 +242,18 @@ def test_a_resume_with_other_facts_plans_from_what_is_left(change):
     assert spent > 0
 
 
+def test_a_resume_with_as_many_prompts_as_a_batch_has_spends_the_budget():
+    """Rounds of the old capacity could not be filled any more: no round was forced, and a tenth of the budget was left."""
+    p, facts = np.linspace(0.005, 0.995, 100), dict(batch=4, n=8, steps=40)
+    engine = stopped(5, tuple(p), **facts)
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    again, world = make_engine("cero", p=p[:4], refill=False, table=table, **facts)
+    again.load_state_dict(copy.deepcopy(engine.state_dict()))
+    run(again, world, 35, start=6)
+    cero = again.policy.sampler
+    assert cero.capacity == 8 and cero.left < 2 * cero.capacity
+
+
 def test_exposure_is_counted_in_the_units_of_the_day():
     M = 40
     p = np.full(M, 0.5)

@@ -411,7 +411,7 @@ class Cero(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """The scalars; the next plan follows from them and the columns, so it is not kept."""
         names = ("nu", "round", "spent", "zero_rounds", "caught_up", "rechecked", "peak")
-        plan = {"budget": self.budget, "capacity": self.capacity, "begun": list(self._begun)}
+        plan = {"budget": self.budget, "begun": list(self._begun)}
         scalars = {name: getattr(self, name) for name in names}
         return {**scalars, "done": self._done, "start": self._start, "asked": self._asked(), "plan": plan}
 
@@ -435,10 +435,13 @@ class Cero(Sampler):
         self._plan = self._in_hand = self._pool = None
         self._seen.clear()
         if state["asked"] == self._asked():
-            self.budget, self.capacity = int(state["plan"]["budget"]), int(state["plan"]["capacity"])
+            self.budget = int(state["plan"]["budget"])
             self._begun = (int(state["plan"]["begun"][0]), int(state["plan"]["begun"][1]))
         else:
             self._replan(state["asked"], state["plan"])
+        # Not kept: the data set may have fewer prompts now, and a round that cannot be filled never counts as behind.
+        planned = self.budget - self._begun[1]
+        self.capacity = self.config.capacity or self._published_capacity(planned, max(1, self._horizon))
 
     def _replan(self, asked: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
         """Go on from another batch, n, number of steps or options: the rounds that are left, at the new pace."""
@@ -453,7 +456,6 @@ class Cero(Sampler):
         else:
             left = max(0, self.config.budget - self.spent)
         self.budget, self._begun = self.spent + left, (min(done, self.rounds), self.spent)
-        self.capacity = self.config.capacity or self._published_capacity(left, max(1, rounds))
         self._done, self._start = False, True
         self.col("units")[:] *= scale
         logger.warning(
