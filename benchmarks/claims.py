@@ -126,8 +126,8 @@ def claims(runs: Mapping[str, Runs]) -> list[str]:
         "Each method at its best learning rate, paired by seed; ± half a 95 % interval (seeds). *Speed-up*: rollouts that the rival "
         "needs to its own final accuracy, by those of the method; a method that never gets there counts with the whole budget. "
         "*Confirmed*: the interval lies above the least of the paper's figures. *Smaller*: above no gain and below the paper's. "
-        "*Refuted*: below the paper's, and no gain within it. *Not told*: too wide, or fewer than three seeds. Our `dapo` sizes its "
-        "requests by recent steps, which is most of what GRESO saves over the fixed requests of its paper's dynamic sampling. The "
+        "*Refuted*: below the paper's, and no gain within it. *Not told*: too wide, or fewer than three seeds. Our `dapo` asks for "
+        "what it expects to need, not for the fixed requests of GRESO's dynamic sampling. The "
         "papers' models of 1.5–14 billion parameters and groups of up to 128 are out of reach here, and so are their seconds. "
         f"{_free(runs)}",
         "",

@@ -69,8 +69,8 @@ JUDGED = [
     "ran there alone is not in the table.",
     "* **Rollouts a step**: generated, of those that GRPO generates for as many optimizer updates.",
     "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
-    "* **Learning rate**: each policy at the best of those that it ran at, by the seeds shown. Options of `solo` were chosen on "
-    "other seeds (20 and up, `results/choose_torch.json`).",
+    "* **Learning rate**: each policy at the best of those that it ran at, by the seeds that all of these have; each pool names "
+    "those that ran at one. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy over the "
@@ -79,8 +79,9 @@ JUDGED = [
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped; *offset*: and the second data source's are half a "
     "point higher, the third's one. *128 prompts*: all of them in every step of 128 rollouts. *4,096 rollouts a step*: of 8,192 prompts. "
     "*Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
-    "* **Versions.** Most rows of the papers' presets in the real pools were measured with 0.1.0, which generated in rounds; each "
-    "cell's JSON names its version. Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
+    "* **Versions.** Rows of the papers' presets, of `full`, of ingredients and of `oracle` in the *real* and *tiny* pools were "
+    "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing), but for `aero`, both forms of "
+    "`pilot_commit`, `greso-tight` and *nothing right at first* in one process; each cell's JSON names its version. Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
     "were measured before the weight of a data source faded with a prompt's visits. `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",
@@ -140,14 +141,22 @@ def accuracy(found: Found) -> list[str]:
         lines += [
             f"### {POOL_NAMES[pool][0].upper()}{POOL_NAMES[pool][1:]}",
             "",
-            best,
+            best + one_rate(made, names),
             "",
             *accuracy_table(made, names),
         ]
     base = found.get("tiny/base", {})
     if parts := [name for name in base if name in INGREDIENTS and name not in IN_ROUNDS]:
-        lines += ["### The papers' ingredients one at a time, in one process", "", *accuracy_table(base, parts)]
+        lines += ["### The papers' ingredients one at a time, in one process", ""]
+        lines += [*([said.strip(), ""] if (said := one_rate(base, parts)) else []), *accuracy_table(base, parts)]
     return lines
+
+
+def one_rate(made: Mapping[str, Standing], names: Sequence[str]) -> str:
+    """Which policies' learning rate was not chosen, for the paragraph above a table."""
+    alone = [f"`{name}`" for name in names if made[name].alone]
+    told = "all" if len(alone) == len(names) else ", ".join(alone)
+    return f" Without a second learning rate from the same start: {told}." if alone else ""
 
 
 def ablations(runs: Runs) -> list[str]:
@@ -226,12 +235,14 @@ def two_epochs(runs: Runs) -> list[str]:
         once, grpo = (runs.best_lr(variant, name) for name in ("solo", "grpo"))
         if not pool.startswith("tiny/") or once is None or grpo is None:
             continue
-        target = finals_of(runs, variant, "grpo", grpo)
-        one = share(share_of(runs, (variant, "solo", once), target))
+        finals = finals_of(runs, variant, "grpo", grpo)
         for lr in runs.lrs(twice):
-            if gains := runs.less((twice, "solo", lr), (variant, "solo", once)):
-                two = share(share_of(runs, (twice, "solo", lr), target))
-                rows.append([POOL_NAMES[pool], f"{once:g}", one, f"{lr:g}", two, f"{difference(gains)} ({len(gains)})"])
+            one, two = (variant, "solo", once), (twice, "solo", lr)
+            if gains := runs.less(two, one):
+                target = {seed: finals[seed] for seed in runs.pairs(two, one) if seed in finals}
+                shares = [share(share_of(runs, cell, target)) for cell in (one, two)]
+                told = f"{difference(gains)} ({len(gains)})"
+                rows.append([POOL_NAMES[pool], f"{once:g}", shares[0], f"{lr:g}", shares[1], told])
     heads = ["pool", "one epoch at", "rollouts to GRPO's accuracy", "two epochs at", "rollouts to GRPO's accuracy"]
     return section(
         "### `solo` with two epochs over each batch, in one process",
@@ -254,7 +265,7 @@ def by_rate(runs: Runs) -> list[str]:
 
 
 #: Of the tables that show every run.
-STARTS = "Of runs from both processors' starts: a row tells of its policy, and does not compare it with another."
+STARTS = "Of runs from several starts: a row tells of its policy, and does not compare it with another."
 
 
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
@@ -275,14 +286,19 @@ def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
 def ends(runs: Runs) -> list[str]:
     """pass@8, entropy and length of held-out answers at the end of the pretrained model's runs, and what a step took."""
     rows = []
+    loads: list[float] = []
     for name in ENDING:
         lr = runs.best_lr("128", name)
         cells = [runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)] if lr is not None else []
         if kept := [cell["ends"] for cell in cells if cell.get("ends")]:
             told = [pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS]
-            rows.append([f"`{name}`", str(len(kept)), *told, pm(step_ratios(runs, name)["seconds"], "{:.2f}")])
-    heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s on the same processor"]
-    return section("### Ends of runs, pretrained", STARTS, heads, rows)
+            seconds = step_ratios(runs, name)["seconds"]
+            took = f"{pm(seconds, '{:.2f}')} ({len(seconds)})" if seconds else "–"
+            rows.append([f"`{name}`", str(len(kept)), *told, took])
+            loads += [load for cell in cells for load in cell["load"]]
+    heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s from the same start (seeds)"]
+    busy = f" The two cores had other work, too: load averages of {min(loads):g} to {max(loads):g}." if loads else ""
+    return section("### Ends of runs, pretrained", STARTS + busy, heads, rows)
 
 
 def plain(runs: Runs) -> list[str]:

@@ -68,6 +68,7 @@ class Standing:
     Attributes:
         name: its preset, and the variant unless it is the plain one.
         lr: its best learning rate.
+        alone: no other rate has a run of one of its seeds from the same start.
         gains: final accuracy less GRPO's, by seed.
         of_grpo: median share of the rollouts, None: never.
         best_grpo: name of the best GRPO.
@@ -80,6 +81,7 @@ class Standing:
     name: str
     preset: str
     lr: float
+    alone: bool
     gains: dict[int, float]
     of_grpo: float | None
     best_grpo: str
@@ -122,6 +124,7 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                 _name(plain, variant, preset),
                 preset,
                 lr,
+                not any(runs.pairs(cell, (variant, preset, other)) for other in runs.lrs(variant) if other != lr),
                 {s: mine[s] - target[s] for s in seeds},
                 share(runs, cell, {s: target[s] for s in seeds}),
                 _name(plain, *best),
@@ -154,8 +157,7 @@ def share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) ->
     """Rollouts until each seed's target, as a share of the budget: the median seed's; None: never."""
     seeds = sorted(set(runs.seeds(*cell)) & set(target))
     needed = [runs.needed((*cell, seed), target[seed]) for seed in seeds]
-    share = median([np.inf if x is None else x for x in needed])
-    return None if share is None else round(share, 3)
+    return median([np.inf if x is None else x for x in needed])
 
 
 def _rollouts(runs: Runs, cell: tuple[str, str, float], seed: int) -> float:

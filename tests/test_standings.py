@@ -5,13 +5,16 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 pytest.importorskip("torch")
 from benchmarks import blocks, pretrained, report, sections, train_torch
 from benchmarks.claims import claims
+from benchmarks.presets import INGREDIENTS
 from benchmarks.runs import Runs
-from benchmarks.standings import POOL_NAMES, POOLS, less, standings
+from benchmarks.standings import POOL_NAMES, POOLS, all_standings, grid_runs, less, standings
+from verl_adaptive.significance import significant
 
 BUDGET = 1000
 
@@ -67,6 +70,87 @@ def test_a_preset_whose_median_seed_never_gets_there_has_none() -> None:
     assert found["solo"].of_grpo is None and standings(made(base__solo=[1.0]), ("base",)) == {}
 
 
+def test_a_share_is_rounded_once() -> None:
+    """0.9348 became 0.935, and then 0.94."""
+    for thousandths in range(700, 800):
+        runs = made(base__grpo=[0.5] * 3, base__solo=[thousandths / 1000] * 3)
+        exact = runs.needed(("base", "solo", 1e-3, 0), runs.final(("base", "grpo", 1e-3, 0)) or 0.0)
+        if f"{round(exact, 3):.2f}" != f"{exact:.2f}":
+            break
+    assert sections.share(standings(runs, ("base",))["solo"].of_grpo) == f"{exact:.2f}"
+
+
+def test_two_epochs_stand_beside_one_epoch_of_the_same_seeds() -> None:
+    """Ten seeds of one epoch beside five of two said that two epochs were slower; on the five they were faster."""
+    runs = made(base__grpo=[0.5] * 6, base__solo=[0.6] * 3 + [1.0] * 3, epochs2__solo=[0.8] * 3)
+    (row,) = [line for line in sections.two_epochs(runs) if line.startswith("| tiny, natural mix")]
+    one, two = (float(cell) for cell in (row.split(" | ")[2], row.split(" | ")[4]))
+    assert one == pytest.approx(0.84, abs=0.02) and two == pytest.approx(0.64, abs=0.02)
+
+
+def test_a_rate_that_was_not_chosen_is_said_to_be_alone() -> None:
+    """The sparse and the large real pool ran at one; another rate counts from the same seed and start only."""
+    runs = made(base__grpo=[0.5] * 3, base__solo=[0.9] * 3, base__greso=[0.6] * 3, base__dapo=[0.4] * 3)
+    for variant, preset, lr, seed in list(runs.cells):
+        cell = runs.cells[variant, preset, lr, seed]
+        if preset in ("grpo", "greso"):
+            runs.cells[variant, preset, 3e-3, seed] = {**cell, "start": "another" if preset == "greso" else None}
+    found = standings(runs, ("base",))
+    assert {name for name, s in found.items() if s.alone} == {"solo", "greso", "dapo"}
+    text = "\n".join(sections.accuracy({"tiny/base": found}))
+    assert "Without a second learning rate from the same start: `solo`, `greso`, `dapo`." in text
+    alone = {name: s for name, s in found.items() if s.alone}
+    assert sections.one_rate(alone, list(alone)).endswith(": all.")
+    assert sections.one_rate(found, ["grpo"]) == ""
+
+
+def test_the_versions_are_those_that_the_page_tells() -> None:
+    """Rows in one process were of generation rounds, too, and the page spoke of the real pools only."""
+    files = {"real": "train_cpu.json", "tiny": "train_torch.json"}
+    papers = {"dapo", "greso", "aero", "cero", "pilot_commit", "full", *INGREDIENTS}
+    anew = {"aero", "pilot_commit", "pilot_commit-pipelined", "greso-tight"}
+    for kind, file in files.items():
+        data = json.loads((RESULTS / file).read_text())
+        runs = grid_runs(data)
+        for pool, variants in POOLS.items():
+            if not pool.startswith(kind):
+                continue
+            for name, standing in standings(runs, variants).items():
+                if name not in papers and not name.startswith("oracle"):
+                    continue
+                cells = [runs.cells[variants[0], name, standing.lr, seed] for seed in standing.gains]
+                told = {
+                    (data["machines"][c["machine"]] if kind == "tiny" else c)["versions"]["verl-adaptive"]
+                    for c in cells
+                }
+                now = kind == "tiny" and (name in anew or pool == "tiny/zero")
+                assert told == {"0.2.0" if now else "0.1.0"}, (pool, name, told)
+
+
+def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
+    """`solo` beside `full`, groups of 4 beside 8, and two epochs at 5e-4."""
+    found = all_standings(report.training_runs(RESULTS))
+    both = {pool: made for pool, made in found.items() if {"solo", "full"} <= set(made)}
+    gaps = [less(made["solo"], made["full"]) for made in both.values()]
+    assert len(gaps) == 5 and sum(map(significant, gaps)) == 3
+    assert all(
+        np.mean(gap) > 0 and made["solo"].final > made["full"].final
+        for gap, made in zip(gaps, both.values(), strict=True)
+    )
+    fours = [list(made["grpo-4"].gains.values()) for made in found.values() if "grpo-4" in made]
+    assert sum(significant(gains) and sum(gains) > 0 for gains in fours) == 2
+    rows = sections.two_epochs(grid_runs(json.loads((RESULTS / "train_torch.json").read_text())))
+    shares = [line.split(" | ")[2:5] for line in rows if "| 0.0005 |" in line]
+    assert len(shares) == 5 and all(float(two) < float(one) for one, _, two in shares)
+
+
+def test_seconds_of_a_step_name_their_own_seeds() -> None:
+    """Six runs of `dapo` end, and three of them are from a start that GRPO had, too."""
+    rows = sections.ends(report.training_runs(RESULTS)["pretrained"])
+    (dapo,) = [line for line in rows if line.startswith("| `dapo` |")]
+    assert dapo.startswith("| `dapo` | 6 |") and dapo.endswith(" (3) |")
+
+
 def test_what_the_tables_say_of_a_pool() -> None:
     """Seed by seed, against the rival's own seeds; bold only where significant."""
     runs = made(
@@ -85,6 +169,7 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "| `aero` | 3 | 0.001 | 1.04 | -0.000 ± 0.26" in text and "`solo-epoch`" not in text
     assert "| `grpo-4` | 2 | 0.001 |" in text and "**+0.1" not in text.partition("`grpo-4`")[2].partition("\n")[0]
     assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
+    assert "above REINFORCE in none of them." in " ".join(blocks.gain_note({"real/base": of}))
     front = blocks.evidence({"real/base": of}, {})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
     assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}))
