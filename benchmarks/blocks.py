@@ -464,10 +464,9 @@ def async_table(data: Row) -> list[str]:
     """Generation time one batch ahead, beside ``sync``: simulated, as ratios to GRPO's in ``sync``."""
     rows = []
     for policy, entry in data["asynchronous"].get("one batch ahead", {}).items():
-        if entry is not None:
-            there = data["policies"].get(policy)
-            sync = "–" if there is None else f"{there['time']:.2f}"
-            rows.append([f"`{policy}`", sync, f"{entry['time']:.2f}", f"{entry['age']:.1f}"])
+        there = data["policies"].get(policy)
+        sync = "–" if there is None else f"{there['time']:.2f}"
+        rows.append([f"`{policy}`", sync, f"{entry['time']:.2f}", f"{entry['age']:.1f}"])
     return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)
 
 

@@ -164,13 +164,12 @@ def _save(model: Any, tokenizer: Any, out: Path) -> None:
     unfinished.rename(out)
 
 
-def supervised_start(
-    pretrained: Path, rows: list[Row], out: Path, steps: int, batch: int = 32, lr: float = 5e-5
-) -> None:
+def supervised_start(pretrained: Path, rows: list[Row], out: Path, steps: int) -> None:
     """Train ``steps`` batches of question-answer pairs; loss on the answer only."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
+    batch, lr = 32, 5e-5
     torch.manual_seed(SEED)
     tokenizer = AutoTokenizer.from_pretrained(pretrained)
     model = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32)

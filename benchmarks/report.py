@@ -13,7 +13,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from textwrap import wrap
@@ -24,7 +24,7 @@ import numpy as np
 from benchmarks import blocks, sections
 from benchmarks.cells import Parser, read_rows, run_script, write_whole
 from benchmarks.claims import claims
-from benchmarks.runs import SHOWN, Runs
+from benchmarks.runs import Runs
 from benchmarks.standings import all_standings, grid_runs, pretrained_runs
 from examples.cpu.quickstart import by_arm, plot, result_of, verdict
 from verl_adaptive.report.arms import Trial, draw
@@ -33,6 +33,8 @@ HERE = Path(__file__).resolve().parent
 #: Where the cost of a step of `solo` is from, beside the long answers.
 STEP = ("clock.json", "quickstart.json", "quickstart_thin.json", "engine_steps.json")
 AIMED = ("status_messages.json", "driver.json", "length_cap.json", "roulette.json", "lost_answers.json")
+#: Policies that the plots show.
+SHOWN = ("grpo", "grpo-4", "reinforce", "solo", "dapo", "greso", "aero", "cero", "pilot_commit", "full")
 
 
 def put(text: str, name: str, lines: Sequence[str]) -> str:
@@ -204,11 +206,11 @@ def drawn(path: Path, count: int) -> Iterator[Any]:
     write_whole(path, light(text.getvalue()))
 
 
-def curves(axis: Any, runs: Runs, variant: str, shown: Sequence[str], lr_of: Callable[[str], float | None]) -> None:
+def curves(axis: Any, runs: Runs, variant: str) -> None:
     """Held-out accuracy by rollouts, up to the budget: each seed that compares with GRPO's, and each policy's mean."""
-    arms, grpo = {}, lr_of("grpo")
-    for preset in shown:
-        lr = lr_of(preset)
+    arms, grpo = {}, runs.best_lr(variant, "grpo")
+    for preset in SHOWN:
+        lr = runs.best_lr(variant, preset)
         seeds = (
             runs.pairs((variant, preset, lr), (variant, "grpo", grpo)) if lr is not None and grpo is not None else []
         )
@@ -233,11 +235,7 @@ def figures(results: Path, folder: Path) -> None:
     if panels:
         with drawn(folder / "accuracy.svg", len(panels)) as axes:
             for axis, (name, variant) in zip(axes, panels, strict=True):
-                shown = [
-                    p for p in ("grpo", "grpo-4", "reinforce", "solo", *SHOWN) if p in runs[name].measured(variant)
-                ]
-                best = runs[name].best_lr
-                curves(axis, runs[name], variant, list(dict.fromkeys(shown)), lambda p, v=variant, f=best: f(v, p))
+                curves(axis, runs[name], variant)
                 axis.set_title(name, fontsize=9)
 
 

@@ -11,9 +11,6 @@ import numpy as np
 from verl_adaptive.report.arms import Trial
 from verl_adaptive.significance import interval
 
-#: Policies that the plots show.
-SHOWN = ("grpo", "dapo", "greso", "aero", "cero", "pilot_commit", "full", "grpo-4", "solo")
-
 GRID = 240
 ENOUGH = 5  # seeds that a learning rate must have to be chosen, if any has as many
 WINDOW = 0.1  # accuracies are means over this share of the budget, up to the point in question
@@ -83,9 +80,9 @@ class Runs:
         points, values = self.smooth(key)
         return float(values[min(GRID, len(values) - 1)]) if points[-1] >= 0.95 else None
 
-    def spent(self, key: Key, column: str, rollouts: float = 1.0) -> float:
-        """A counter's value after a share of the budget's rollouts."""
-        return float(np.interp(rollouts * self.budget[key[0]], self.curve(key, "rollouts"), self.curve(key, column)))
+    def spent(self, key: Key, column: str) -> float:
+        """A counter's value where the budget is spent."""
+        return float(np.interp(self.budget[key[0]], self.curve(key, "rollouts"), self.curve(key, column)))
 
     def needed(self, key: Key, target: float) -> float | None:
         """Rollouts, as a share of the budget, at which the target is reached for the first time; None: never."""

@@ -287,7 +287,7 @@ def ends(runs: Runs) -> list[str]:
     """pass@8, entropy and length of held-out answers at the end of the pretrained model's runs, and what a step took."""
     rows = []
     loads: list[float] = []
-    for name in ENDING:
+    for name in runs.measured("128"):
         lr = runs.best_lr("128", name)
         cells = [runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)] if lr is not None else []
         if kept := [cell["ends"] for cell in cells if cell.get("ends")]:
@@ -334,20 +334,6 @@ def larger_steps(runs: Runs) -> list[str]:
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}
-ENDING = (
-    "grpo",
-    "grpo-4",
-    "reinforce",
-    "solo",
-    "solo-thin",
-    "greso",
-    "aero",
-    "cero",
-    "pilot_commit",
-    "dapo",
-    "spo",
-    "sao",
-)
 
 
 def on_machine(data: Row) -> str:

@@ -226,7 +226,7 @@ def sample(model: TinyModel, questions: Questions, n: np.ndarray, generator: tor
     return Rollouts(response, log_prob, np.where(unended, 0.0, reward), lengths(response).numpy())
 
 
-def warm_start(model: TinyModel, apart: np.ndarray, steps: int, seed: int, path: Path, batch: int = 256) -> None:
+def warm_start(model: TinyModel, apart: np.ndarray, steps: int, seed: int, path: Path) -> None:
     """Imitate the careless teacher on fresh questions, none of which is in ``apart`` (codes); cached at ``path``."""
     if path.exists():
         model.load_state_dict(torch.load(path, weights_only=True))
@@ -235,7 +235,7 @@ def warm_start(model: TinyModel, apart: np.ndarray, steps: int, seed: int, path:
     optimizer = torch.optim.AdamW(model.parameters(), lr=4e-3, betas=(0.9, 0.98))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda s: min((s + 1) / 30, 1 - 0.95 * s / steps))
     for _ in range(steps):
-        lesson = make_questions(batch, rng, careless=True)
+        lesson = make_questions(256, rng, careless=True)
         lesson = lesson.pick(np.flatnonzero(~np.isin(lesson.code, apart)))
         mask = up_to_end(lesson.answer)
         loss = -(model.log_probs(lesson.prompt, lesson.answer) * mask).sum() / mask.sum()
