@@ -23,7 +23,7 @@ batch's mean, divided by its deviation. Either is one number for all prompts, so
 rewards that are equal up to rounding teach nothing. ``adaptive.tolerance`` is of the signal, and does not enter here.
 
 *Rogue rewards.* What a reward adds to memory, scale and the others' baseline is at most 8 scales from the prompt's value, so
-one −10,000 costs one rollout and not the next hundred steps.
+one −10,000 costs one rollout and not the next hundred steps; in a run's first step, which makes the scale, it costs more.
 
 *Thinning.* With ``thin`` a row is kept with probability q = min(1, |d| / τ), d = r − b, τ = thin · S, S the scale at the
 beginning of the step of the review. A kept row counts as sign(d) · max(|d|, τ), any other as 0, and leaves training where
