@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -22,16 +23,30 @@ from verl_adaptive.stats.prompts import Prompts
 GAINS = {1: 0.04, 2: 0.03, 3: 0.035}
 
 
+def validated(folder: Path, validate=lambda step: 0.3, **options) -> None:
+    """A run that is named after its folder, with these validations."""
+    options = {"run_id": f"p/{folder.name}", "prompts": 40, **options}
+    make_run(folder, snapshot=False, validate=validate, **options)
+
+
+def seed_of(folder: Path, preset: str, seed: int, steps: int, validate=lambda step: 0.3) -> None:
+    """A run of an arm, in ``folder/<preset>-s<seed>``."""
+    parts = {"sampler": "epoch", "filter": "keep_all"}
+    validated(folder / f"{preset}-s{seed}", validate, preset=preset, steps=steps, seed=seed, **parts)
+
+
+def trial(seed: int | None, *values: float, **more) -> Trial:
+    """A curve with a value every 100 rollouts."""
+    return Trial(seed, np.arange(len(values)) * 100.0, np.array(values), **more)
+
+
 @pytest.fixture(scope="module")
 def arms(tmp_path_factory):
     """Two arms of three seeds: GRPO climbs to .5 in 20 steps; solo is above it by a little, and goes on longer."""
     folder = tmp_path_factory.mktemp("arms")
-    parts = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "prompts": 40}
     for seed, gain in GAINS.items():
         for name, steps, more in (("grpo", 20, 0.0), ("solo", 30, gain)):
-            where = folder / f"{name}-s{seed}"
-            curve = lambda s, m=more: 0.3 + (0.01 + m / 20) * s  # noqa: E731
-            make_run(where, run_id=f"p/{name}-s{seed}", preset=name, steps=steps, seed=seed, validate=curve, **parts)
+            seed_of(folder, name, seed, steps, lambda s, m=more: 0.3 + (0.01 + m / 20) * s)
     return folder
 
 
@@ -63,15 +78,14 @@ def test_runs_that_ended_early_are_told(arms, call, tmp_path) -> None:
     for name in ("grpo", "solo"):
         for seed in GAINS:
             (tmp_path / f"{name}-s{seed}").symlink_to(arms / f"{name}-s{seed}")
-    parts = {"sampler": "epoch", "filter": "keep_all", "snapshot": False, "prompts": 40, "validate": lambda s: 0.3}
     for name, steps in (("grpo", 20), ("solo", 3)):
-        make_run(tmp_path / f"{name}-s4", run_id=f"p/{name}-s4", preset=name, steps=steps, seed=4, **parts)
+        seed_of(tmp_path, name, 4, steps)
     words = ("compare", f"grpo={tmp_path}/grpo-s*", f"solo={tmp_path}/solo-s*")
     out, err = (" ".join(text.split()) for text in call(*words)[1:])
     assert "(3 seeds, significant)" in out and "seed 4: not compared" in out
     assert "solo-s4/adaptive has no validation after its first step: left out" in err
     (tmp_path / "solo-s4").rename(tmp_path / "old")
-    make_run(tmp_path / "solo-s4", run_id="p/solo-s4", preset="solo", steps=12, seed=4, **parts)
+    seed_of(tmp_path, "solo", 4, 12)
     said = " ".join(call(*words)[1].split())
     assert re.search(r"Compared early, since a run is shorter: seed 4 at [\d,]+ of [\d,]+ rollouts\.", said)
     said = " ".join(call(*words, "--by", "hours")[1].split())
@@ -93,11 +107,10 @@ def test_two_seeds_are_said_to_be_too_few() -> None:
 
 
 def test_runs_without_a_common_metric_are_named(arms, tmp_path, refusal) -> None:
-    parts = {"snapshot": False, "prompts": 40, "steps": 8, "n": 4}
-    make_run(tmp_path / "nan-s1", run_id="nan-s1", validate=lambda s: 0.3 if s < 5 else float("nan"), **parts)
+    validated(tmp_path / "nan-s1", lambda s: 0.3 if s < 5 else float("nan"), steps=8, n=4)
     said = refusal("compare", f"a={arms}/grpo-s1", f"b={tmp_path}/nan-s1", "--csv", tmp_path / "c.csv")
     assert "nan-s1/adaptive has no metric that each of its validations has" in said
-    make_run(tmp_path / "other-s1", run_id="other-s1", validate=lambda s: {"val-core/math/acc/mean@8": 0.3}, **parts)
+    validated(tmp_path / "other-s1", lambda s: {"val-core/math/acc/mean@8": 0.3}, steps=8, n=4)
     said = refusal("compare", f"a={arms}/grpo-s1", f"b={tmp_path}/other-s1", "--csv", tmp_path / "c.csv")
     assert "mean@1; " in said and "other-s1/adaptive has " in said and "val_kwargs.n" in said
 
@@ -136,28 +149,22 @@ def test_runs_of_other_settings_are_no_seeds_of_one_arm(tmp_path) -> None:
     """Learning rates in the names, and group sizes that no name says."""
     runs = {}
     for name, n in (("solo-s1", 4), ("solo-s2", 4), ("grpo-lr1-s1", 4), ("grpo-lr3-s2", 4), ("grpo-lr1-s2", 2)):
-        where = tmp_path / name
-        make_run(
-            where, run_id=name, preset=name[:4], n=n, steps=5, prompts=40, snapshot=False, validate=lambda s: s / 10
-        )
-        runs[name] = open_run(where)
+        validated(tmp_path / name, lambda s: s / 10, preset=name[:4], n=n, steps=5)
+        runs[name] = open_run(tmp_path / name)
     solo, first = [runs["solo-s1"], runs["solo-s2"]], runs["grpo-lr1-s1"]
     assert page_of_runs([*solo, first, runs["grpo-lr3-s2"]]).count('<polyline class="line"') == 3
     assert page_of_runs([*solo, first, runs["grpo-lr1-s2"]]).count('<polyline class="line"') == 4
 
 
 def test_a_curve_that_was_there_before_its_end_is_said() -> None:
-    cost = np.array([0.0, 100.0, 200.0])
-    base, other = Trial(1, cost, np.array([0.2, 0.6, 0.5])), Trial(1, cost, np.array([0.2, 0.4, 0.5]))
-    said = sentence(outcomes({"a": [base], "b": [other]}))
+    said = sentence(outcomes({"a": [trial(1, 0.2, 0.6, 0.5)], "b": [trial(1, 0.2, 0.4, 0.5)]}))
     assert said.endswith("b reaches a's final value with 100% of a's cost (a itself: 38%).")
 
 
 def test_the_rows_of_arms_are_of_the_seeds_that_are_compared() -> None:
     """Seeds of its own were in an arm's mean, each to its own end, and the table then said the opposite of the difference."""
-    cost = np.array([0.0, 100.0, 200.0])
-    first = [Trial(s, cost, np.array([0.2, 0.4, 0.4 if s < 3 else 0.9])) for s in (1, 2, 3, 4)]
-    other = [Trial(s, cost[:2], np.array([0.2, 0.5 if s < 3 else 0.05])) for s in (1, 2, 9)]
+    first = [trial(s, 0.2, 0.4, 0.4 if s < 3 else 0.9) for s in (1, 2, 3, 4)]
+    other = [trial(s, 0.2, 0.5 if s < 3 else 0.05) for s in (1, 2, 9)]
     one, two = outcomes({"first": first, "other": other})
     assert one.compared == two.compared == [1, 2] and (one.mean, two.mean) == (0.4, 0.5)
 
@@ -168,14 +175,14 @@ def test_a_source_that_came_later_is_in_no_comparison(tmp_path, call) -> None:
     for name, first in (("a", 15), ("b", 0)):
         metric = "val-core/{}/acc/mean@1".format
         both = lambda s, f=first, m=metric: {m("math"): 0.5} | ({m("aime"): 0.1} if s >= f else {})  # noqa: E731
-        make_run(tmp_path / name, run_id=f"p/{name}", steps=20, snapshot=False, validate=both, validated_on=counts)
+        validated(tmp_path / name, both, steps=20, validated_on=counts)
     out = " ".join(call("compare", tmp_path / "a", tmp_path / "b")[1].split())  # lines end where paths let them
     assert "acc/mean@1, math: " in out and "final value: +0.000 ± " in out
 
 
 def test_the_error_of_a_single_run_is_that_of_the_value_that_is_compared() -> None:
-    trial = Trial(1, np.array([0.0, 100.0]), np.array([0.5, 1.0]), np.array([0.05, 0.0]))
-    assert trial.error_at(50.0) == pytest.approx(0.025) and trial.error_at(np.inf) == 0.0
+    single = trial(1, 0.5, 1.0, errors=np.array([0.05, 0.0]))
+    assert single.error_at(50.0) == pytest.approx(0.025) and single.error_at(np.inf) == 0.0
 
 
 @pytest.mark.parametrize("name", ["{}-s{}-lr1e-6", "seed{1}/{0}", "{}_lr3e-6_seed_{}", "{}-{}"])
@@ -183,9 +190,7 @@ def test_seeds_are_found_wherever_a_name_has_them(name, tmp_path, call) -> None:
     for arm in ("grpo", "solo"):
         for seed in (1, 2, 3):
             own = name.format(arm, seed)
-            make_run(
-                tmp_path / own, run_id=own, preset=arm, steps=5, prompts=20, snapshot=False, validate=lambda s: 0.5
-            )
+            validated(tmp_path / own, run_id=own, preset=arm, steps=5, prompts=20)
     folders = [path.parent for path in sorted(tmp_path.rglob("adaptive"))]
     found = json.loads(call("compare", *folders, "--json")[1])["arms"]
     assert [len(one["runs"]) for one in found] == [3, 3]
@@ -193,8 +198,8 @@ def test_seeds_are_found_wherever_a_name_has_them(name, tmp_path, call) -> None:
 
 def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
     other = f"other={tmp_path}/*"
-    make_run(tmp_path / "one", run_id="p/one", steps=5, snapshot=False, validate=lambda s: 0.1)
-    make_run(tmp_path / "two", run_id="p/two", steps=5, snapshot=False, validate=lambda s: 0.1)
+    for name in ("one", "two"):
+        validated(tmp_path / name, steps=5)
     assert "no different seeds" in call("compare", f"grpo={arms}/grpo-s*", other)[2]
     make_run(tmp_path / "blind", run_id="p/one-7", steps=5, snapshot=False)
     said = call("compare", f"grpo={arms}/grpo-s*", f"x={tmp_path}/blind")[2]
@@ -222,9 +227,6 @@ def test_students_t_goes_on_beyond_its_table() -> None:
 
 
 def test_a_seed_of_its_own_is_left_out_and_a_curve_that_never_gets_there_counts() -> None:
-    def trial(seed: int, *values: float) -> Trial:
-        return Trial(seed, np.arange(len(values)) * 100.0, np.array(values))
-
     base = [trial(1, 0.2, 0.4), trial(2, 0.2, 0.5)]
     found = outcomes({"a": base, "b": [trial(1, 0.2, 0.5), trial(2, 0.2, 0.48), trial(9, 0.2, 0.9)]})[1]
     assert found.gains == pytest.approx({1: 0.1, 2: -0.02}) and not significant(list(found.gains.values()))
@@ -237,7 +239,7 @@ def test_a_seed_of_its_own_is_left_out_and_a_curve_that_never_gets_there_counts(
 
 
 def test_a_target_that_the_first_arm_never_reaches_is_a_share_of_all_that_it_spent() -> None:
-    arms = {name: [Trial(1, np.array([0.0, 100.0]), np.array([0.2, end]))] for name, end in (("a", 0.4), ("b", 0.6))}
+    arms = {"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.2, 0.6)]}
     first, other = outcomes(arms, target=0.5)
     assert first.shares == {1: np.inf} and other.shares == pytest.approx({1: 0.75})
     assert "b reaches 0.5 with 75% of a's rollouts." in sentence([first, other], "rollouts", 0.5)
