@@ -103,14 +103,17 @@ def test_anything_else_is_refused(text, prompts) -> None:
         Expression(text).select(prompts)
 
 
-def test_an_unknown_column_names_the_nearest(prompts) -> None:
-    with pytest.raises(ExpressionError, match="did you mean pass_rate"):
-        Expression("pass_rat < 1").select(prompts)
-
-
-def test_one_equals_sign_is_explained() -> None:
-    with pytest.raises(ExpressionError, match="write == for equality"):
-        Expression("source = 'a'")
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("pass_rat < 1", "did you mean pass_rate"),
+        ("source = 'a'", "write == for equality"),
+        ("source == math", "write 'math' in quotes"),
+    ],
+)
+def test_what_was_meant_is_said(text, says, prompts) -> None:
+    with pytest.raises(ExpressionError, match=says):
+        Expression(text).select(prompts)
 
 
 _number = st.sampled_from(["pass_rate", "visits", "rollouts", "0.5", "3", "-1.0"])
