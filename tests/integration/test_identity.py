@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 pytest.importorskip("verl")
-from datasets import Dataset, Features, Image, List, Value
+from datasets import Dataset, Image, List
 from PIL import Image as Pillow
 from torch.utils.data import Dataset as TorchDataset
 from verl.utils.dataset.rl_dataset import RLHFDataset
@@ -41,9 +41,11 @@ def row(text: str, **more) -> dict:
     }
 
 
-def opened(folder, rows: list[dict], features: Features | None = None, **data) -> RunStore:
-    """The store of a run on verl's dataset over these rows."""
-    Dataset.from_list(rows, features=features).to_parquet(str(folder / "train.parquet"))
+def opened(folder, rows: list[dict], images: str | None = None, **data) -> RunStore:
+    """The store of a run on verl's dataset over these rows, of which one column may hold images."""
+    table = Dataset.from_list(rows)
+    table = table if images is None else table.cast_column(images, List(Image()))
+    table.to_parquet(str(folder / "train.parquet"))
     words = {"data.train_batch_size": 2, "+data.cache_dir": folder, **{f"++data.{k}": v for k, v in data.items()}}
     words |= {"+adaptive": "grpo", "adaptive.store.enabled": "false", "actor_rollout_ref.actor.ppo_mini_batch_size": 2}
     words["actor_rollout_ref.rollout.name"] = "vllm"
@@ -54,18 +56,9 @@ def opened(folder, rows: list[dict], features: Features | None = None, **data) -
 
 @pytest.mark.parametrize("column", ["images", "pictures"])
 def test_one_question_over_four_images_is_four_prompts(tmp_path, column):
-    content = {"role": Value("string"), "content": Value("string")}
-    features = Features(
-        {
-            "data_source": Value("string"),
-            "prompt": List(content),
-            "reward_model": {"style": Value("string"), "ground_truth": Value("string")},
-            column: List(Image()),
-        }
-    )
     rows = [row("<image>What is this?", **{column: [picture(40 * i)]}) for i in range(4)]
     more = {} if column == "images" else {"image_key": column}
-    store = opened(tmp_path, rows, features, **more)
+    store = opened(tmp_path, rows, images=column, **more)
     assert len(np.unique(store.row_of)) == 4
     plain = [{**{k: v for k, v in r.items() if k != column}, "images": r[column]} for r in rows]
     assert store.keys.tolist() == dataset_keys(plain).tolist()  # the column's name makes no difference

@@ -7,13 +7,13 @@ import pytest
 from verl_adaptive.integration.timings import Timings
 
 
-def measured(act: str, events: tuple[tuple[float, int], ...], end: float, slots: int = 0) -> dict[str, float]:
-    """Metrics of a step from second 100 on, in which ``act`` is called with a number at each event."""
+def measured(act: str, events: tuple[tuple[float, ...], ...], end: float, slots: int = 0) -> dict[str, float]:
+    """Metrics of a step from second 100 on, in which ``act`` is called at each event: when, and with what."""
     now = [100.0]
     timings = Timings(slots, lambda: now[0])
     timings.begin()
-    for now[0], count in events:
-        getattr(timings, act)(count)
+    for now[0], *said in events:
+        getattr(timings, act)(*said)
     now[0] = end
     timings.end()
     return timings.metrics()
@@ -33,7 +33,7 @@ def test_the_last_tenth_is_what_follows_nine_tenths_of_the_groups(events, end, f
     assert (metrics["adaptive/time/generation"], metrics["adaptive/time/last_tenth"]) == found
 
 
-def idle(*loads: tuple[float, int], end: float) -> float:
+def idle(*loads: tuple[float, ...], end: float) -> float:
     return measured("load", loads, end, slots=10)["adaptive/time/idle_share"]
 
 
@@ -47,16 +47,8 @@ def test_slots_are_idle_while_fewer_rollouts_are_under_way() -> None:
 
 def test_rollouts_that_all_end_at_the_end_leave_no_slot_idle() -> None:
     """On a GPU "slots 50% idle" stood in every step: the one look that found whole groups was the last one."""
-    now = [100.0]
-    timings = Timings(10, lambda: now[0])
-    timings.begin()
-    timings.load(40)
-    for now[0], under_way, listed in ((101.1, 40, 101.0), (102.1, 40, 101.0), (109.1, 12, 109.0)):
-        timings.load(under_way, listed)
-    now[0] = 110.0
-    timings.load(0)
-    timings.end()
-    assert timings.metrics()["adaptive/time/idle_share"] == pytest.approx(0.05)
+    loads = ((100, 40), (101.1, 40, 101.0), (102.1, 40, 101.0), (109.1, 12, 109.0), (110, 0))
+    assert idle(*loads, end=110.0) == pytest.approx(0.05)
 
 
 def test_idle_slots_are_not_said_where_nobody_knows_how_many_there_are() -> None:
