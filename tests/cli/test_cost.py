@@ -16,6 +16,7 @@ pytest.importorskip("verl")
 from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.simulated import not_simulated, simulated_once  # noqa: F401  # fixtures
+from tests.stats.made import journal_of
 from verl_adaptive import simulate
 from verl_adaptive.commands import cost as costing
 from verl_adaptive.commands import doctor
@@ -23,7 +24,6 @@ from verl_adaptive.commands.cost import ASSUMED, Cost, group_shares
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import inspect
 from verl_adaptive.stats import dataset_keys
-from verl_adaptive.stats.journal import Journal
 
 
 @pytest.fixture(autouse=True)
@@ -73,9 +73,7 @@ def test_graded_rewards_vary_where_nobody_succeeds(tmp_path, rewards) -> None:
     keys, rng = dataset_keys(hostile_rows(128)), np.random.default_rng(0)
     values = rng.random((128, 16)) * 0.4 if rewards else np.zeros((128, 16))
     groups = Groups.from_lists(np.arange(128), values.tolist(), success=np.zeros((128, 16)).tolist())
-    with Journal(tmp_path / "earlier") as journal:
-        journal.begin(0)
-        journal.commit_step(1, groups, keys, ["trained"] * 128, sources=["s"] * 128)
+    journal_of(tmp_path / "earlier", groups, keys)
     config = inspect.compose(inspect.Command((*MINIMAL, "+adaptive=dapo", f"adaptive.warm_start={tmp_path}/earlier")))
     share, _, known_from = costing.yield_of(inspect.foresee(config, inspect.validate(config)))
     assert share == pytest.approx(1.0 if rewards else 0.0, abs=0.1) and "of the warm start" in known_from
@@ -86,9 +84,7 @@ def test_a_rescue_costs_by_what_the_warm_start_failed(cost, tmp_path) -> None:
     keys, found = dataset_keys(hostile_rows(128)), {}
     for rest in (0.0, 1.0):
         groups = Groups.from_lists(np.arange(128), [[0.0, 1.0] * 8 if i % 2 else [rest] * 16 for i in range(128)])
-        with Journal(tmp_path / f"earlier-{rest:g}") as journal:
-            journal.begin(0)
-            journal.commit_step(1, groups, keys, ["trained"] * 128, sources=["s"] * 128)
+        journal_of(tmp_path / f"earlier-{rest:g}", groups, keys)
         found[rest] = cost("+adaptive=aero", f"adaptive.warm_start={tmp_path}/earlier-{rest:g}")[0]
     assert found[0.0].share == pytest.approx(found[1.0].share) and found[0.0].factor > found[1.0].factor + 0.15
 

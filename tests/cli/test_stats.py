@@ -16,7 +16,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import heed_interrupts
-from tests.stats.made import make_keys
+from tests.stats.made import journal_of, make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.course import CLASSES, History
 from verl_adaptive.report.judge import REGRESSED
@@ -155,10 +155,6 @@ def test_a_score_that_is_no_number_is_a_lost_rollout(tmp_path, call) -> None:
     (page,) = open_run(tmp_path).observations()
     assert page.select(["n", "lost", "successes"]).to_pylist() == [{"n": 2, "lost": 1, "successes": 1.0}]
     assert call("stats", tmp_path)[0] == 0
-
-
-def test_a_word_without_quotes_is_told_to_have_them(finished, refusal) -> None:
-    assert "write 'math' in quotes" in refusal("stats", finished.folder, "--where", "source == math")
 
 
 def test_colours_only_where_they_are_wanted(finished) -> None:
@@ -385,10 +381,8 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
 def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> None:
     """Signals of 0.4 and 0.6 are no variance to a run with adaptive.tolerance=0.3, in the table and along the course."""
     path, keys = tmp_path / "adaptive", make_keys(2)
-    with Journal(path, {} if mine is None else {"tolerance": mine}) as journal:
-        journal.begin(0)
-        groups = Groups.from_lists(np.arange(2), [[0.4, 0.6], [0.4, 0.6]], success=[[0, 1], [0, 1]])
-        journal.commit_step(1, groups, keys, ["kept", "kept"], {}, {}, sources=["s", "s"])
+    groups = Groups.from_lists(np.arange(2), [[0.4, 0.6], [0.4, 0.6]], success=[[0, 1], [0, 1]])
+    journal_of(path, groups, keys, **({} if mine is None else {"tolerance": mine}))
     opened = open_run(path, tolerance=asked)
     middle = History(opened).classes[0, CLASSES.index("middle")]
     assert opened.tolerance == used and middle == (0 if used > 0.2 else 2)

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from tests.stats.made import make_keys
+from tests.stats.made import journal_of, make_keys
 from verl_adaptive.config import SuccessConfig
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, StatsTable, StoreError, dataset_keys, open_run, warm_start, write_snapshot
@@ -355,10 +355,7 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
 
 def test_of_several_runs_the_newest_that_knows_a_prompt_counts(tmp_path: Path) -> None:
     for run, known, rewards in (("a", [0, 1], [[1.0], [1.0]]), ("b", [1], [[0.0]])):
-        with Journal(tmp_path / run) as journal:
-            journal.begin(0)
-            groups = Groups.from_lists(known, rewards)
-            journal.commit_step(1, groups, KEYS[known], ["k"] * len(known), sources=["s"] * len(known))
+        journal_of(tmp_path / run, Groups.from_lists(known, rewards), KEYS[known])
     for source in (tmp_path, tmp_path / "*"):
         table = fresh(0, 1, 2)
         report = warm_start(table, source, discount=1)
