@@ -8,6 +8,7 @@ from math import comb
 import numpy as np
 import pytest
 
+from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import matched
 from verl_adaptive.report.lists import lists_of
@@ -18,7 +19,6 @@ from verl_adaptive.simulate.pools import make_pool
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.chance import as_few, fdr_score, fit_beta, two_rates
 from verl_adaptive.stats.history import Flips
-from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.prompts import Prompts
 
 PROMPTS, PLANTED = 1500, 8
@@ -28,9 +28,7 @@ def visited(rates: np.ndarray, n: int, seed: int) -> Prompts:
     """A store of prompts whose true pass rates are ``(visits, prompts)``."""
     rng = np.random.default_rng(seed)
     table, flips = StatsTable(), Flips()
-    rows = table.rows_for(
-        keys_array([i.to_bytes(16, "big") for i in range(rates.shape[1])]), sources=["s"] * rates.shape[1]
-    )
+    rows = table.rows_for(make_keys(rates.shape[1]), sources=["s"] * rates.shape[1])
     for step, rate in enumerate(rates, start=1):
         right = (rng.random((rates.shape[1], n)) < rate[:, None]).astype(float)
         table.observe(Groups.from_lists(rows, right.tolist(), success=right.tolist()), step, tolerance=1e-6)

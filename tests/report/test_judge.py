@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from tests.stats.made import make_keys
 from tests.world import World, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
@@ -16,7 +17,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import GROUPS, KINDS, Judge, fallen, hear, source_label
 from verl_adaptive.report.learning_curve import Curve
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
-from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.state import join_state, split_state
 
 
@@ -414,7 +414,7 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
 
 def test_a_journal_has_the_rewards_whatever_the_signal(tmp_path) -> None:
     """With ``adaptive.signal=acc`` a noisy reward looked precise: its squares were those of the signal."""
-    draw, keys = np.random.default_rng(0), keys_array([bytes([i]) * 16 for i in range(16)])
+    draw, keys = np.random.default_rng(0), make_keys(16)
     with Journal(tmp_path / "adaptive", meta={"signal": "acc"}) as journal:
         journal.begin(0, keys, ["math"] * 16)
         for step, accuracy in enumerate((0.4, 0.7, 0.4), 1):

@@ -17,7 +17,7 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import HOSTILE, make_run, without_steps, write_dataset
-from tests.stats.made import make_keys
+from tests.stats.made import journal_of, make_keys
 from verl_adaptive.cli import main
 from verl_adaptive.groups import Groups
 from verl_adaptive.report import figures
@@ -32,7 +32,7 @@ from verl_adaptive.report.suspects import surprise
 from verl_adaptive.stats import Journal, StatsTable, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
-from verl_adaptive.stats.keys import Identity, keys_array
+from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.prompts import Prompts
 
 SECTIONS = (
@@ -238,7 +238,7 @@ def test_no_saving_is_claimed_where_none_can_be_known(steps, lost, why, tmp_path
     assert f"Not estimated: {why}" in page and "rollouts than uniform" not in page
 
 
-def test_a_snapshot_has_a_report_without_a_course(reported, tmp_path, capsys) -> None:
+def test_a_snapshot_has_a_report_without_a_course(reported, tmp_path) -> None:
     page = page_of(reported.folder / "global_step_40", tmp_path)
     Page(page)
     assert "no course over time" in page and "Never solved" in page and "Over steps" not in page
@@ -256,42 +256,36 @@ def test_the_very_beginning_of_a_run(steps, tmp_path) -> None:
     assert "nan" not in re.findall(r'(?:points|x|y|r|cx|cy)="([^"]*)"', page)
 
 
-def test_wrong_arguments_are_one_line(reported, tmp_path, capsys) -> None:
+def test_wrong_arguments_are_one_line(reported, tmp_path, refusal) -> None:
     for words, says in (
-        (["report", "/no/where"], "does not exist"),
-        (["report", str(reported.folder), "-o", str(tmp_path / "no" / "r.html")], "does not exist"),
-        (["report", str(reported.folder), "-o", str(tmp_path)], "is a directory"),
-        (["report", str(reported.folder), "-o", str(tmp_path / "r.html"), "--data", "/no.parquet"], "/no.parquet"),
+        (["/no/where"], "does not exist"),
+        ([reported.folder, "-o", tmp_path / "no" / "r.html"], "does not exist"),
+        ([reported.folder, "-o", tmp_path], "is a directory"),
+        ([reported.folder, "-o", tmp_path / "r.html", "--data", "/no.parquet"], "/no.parquet"),
     ):
-        assert main(words) == 1
-        out, err = capsys.readouterr()
-        assert out == "" and err.count("\n") == 1 and says in err
+        assert says in refusal("report", *words)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_only_a_page_is_replaced_by_a_page(tmp_path, capsys) -> None:
+def test_only_a_page_is_replaced_by_a_page(tmp_path, call, refusal) -> None:
     """A file of a journal that is named by mistake stays."""
     for name in ("a", "b"):
         make_run(tmp_path / name, steps=2, snapshot=False)
     journal = tmp_path / "b" / "adaptive" / "attempt-0" / "groups.arrows"
     before = journal.read_bytes()
-    assert main(["report", str(tmp_path / "a"), "-o", str(journal)]) == 1
-    assert "is no HTML page" in capsys.readouterr().err and journal.read_bytes() == before
-    assert main(["report", str(tmp_path / "a"), "-o", "/dev/null"]) == 1
+    assert "is no HTML page" in refusal("report", tmp_path / "a", "-o", journal) and journal.read_bytes() == before
+    refusal("report", tmp_path / "a", "-o", "/dev/null")
     for _ in range(2):
-        assert main(["report", str(tmp_path / "a"), "-o", str(tmp_path / "r.html")]) == 0
+        assert call("report", tmp_path / "a", "-o", tmp_path / "r.html")[0] == 0
 
 
-def test_other_stores_are_read_by_the_same_names(tmp_path, capsys) -> None:
-    """--id-key, --prompt-key and --media-key act on a file of results, as RUN and as --against."""
-    lines = [json.dumps({"uid": f"row {i}", "n": 4, "successes": i % 5}) for i in range(10)]
-    (tmp_path / "eval.jsonl").write_text("\n".join(lines))
-    results = str(tmp_path / "eval.jsonl")
-    words = ["report", results, "-o", str(tmp_path / "r.html"), "--against", results]
-    assert main([*words, "--id-key", "uid"]) == 0, capsys.readouterr().err
-    lines = [json.dumps({"messages": f"q{i}", "n": 4, "successes": i % 5}) for i in range(10)]
-    (tmp_path / "eval.jsonl").write_text("\n".join(lines))
-    assert main([*words, "--prompt-key", "messages"]) == 0, capsys.readouterr().err
+@pytest.mark.parametrize(("column", "option"), [("uid", "--id-key"), ("messages", "--prompt-key")])
+def test_other_stores_are_read_by_the_same_names(column, option, tmp_path) -> None:
+    """A file of results, as RUN and as --against."""
+    results = tmp_path / "eval.jsonl"
+    lines = [json.dumps({column: f"row {i}", "n": 4, "successes": i % 5}) for i in range(10)]
+    results.write_text("\n".join(lines))
+    page_of(results, tmp_path, "--against", results, option, column)
 
 
 def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
@@ -416,7 +410,7 @@ def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> 
     assert {name: dict(one.wrong) for name, one in said.items()} == {"short": {"short": 1}, "long": {"long": 1}}
 
 
-def test_listed_prompts_are_those_that_the_commands_name(reported, capsys, tmp_path, monkeypatch) -> None:
+def test_listed_prompts_are_those_that_the_commands_name(reported, tmp_path, monkeypatch) -> None:
     """Every list's condition selects what the list counts, and the data set without them lacks them."""
     opened = open_run(reported.folder)
     made = collect(opened)
@@ -596,7 +590,7 @@ def test_sources_get_worse_by_chance_on_few_pages() -> None:
     assert [what[:3] for what in said(first, last)] == ["s0:"]
 
 
-def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, capsys) -> None:
+def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, call) -> None:
     """Each visit of solo's is all right or all wrong by chance: the page called every prompt that, and showed zeros."""
     parts = {"sampler": "spread", "filter": "keep_all", "advantage": "memory"}
     make_run(tmp_path, steps=20, batch=32, n=1, snapshot=False, **parts)
@@ -604,9 +598,7 @@ def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, caps
     of_groups = {"Informative groups", "Pass rate by visit", "Pass rate at the latest visit", "First and latest visit"}
     assert not of_groups & set(re.findall("<h3>(.*?)</h3>", page))
     assert "a single rollout has no variance" in page and "single rollouts" in page and "Predicted and observed" in page
-    capsys.readouterr()
-    assert main(["stats", str(tmp_path)]) == 0
-    assert re.search(r"^ math .*% +- +- +\S+$", capsys.readouterr().out, flags=re.M)
+    assert re.search(r"^ math .*% +- +- +\S+$", call("stats", tmp_path)[1], flags=re.M)
 
 
 @pytest.mark.parametrize("lost", [(1, 39), (34, 38)])
@@ -624,13 +616,9 @@ def test_a_forecast_counts_the_steps_that_the_journal_lacks(tmp_path, lost) -> N
 
 def test_a_reward_that_is_no_number_says_nothing_on_the_page_either(tmp_path) -> None:
     """The table left such groups out of pass rates, the page's curves had them."""
-    keys, table = keys_array([bytes([i] * 16) for i in (1, 2)]), StatsTable()
-    groups = Groups.from_lists(
-        table.rows_for(keys), [[1.0, math.nan, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]], success=[[1, 1, 0, 1], [1, 0, 0, 1]]
-    )
-    with Journal(tmp_path / "adaptive") as journal:
-        journal.begin(0)
-        journal.commit_step(1, groups, keys, ["dropped", "trained"], sources=["s", "s"], wall_time=1.7e9)
+    rewards = [[1.0, math.nan, 0.0, 1.0], [1.0, 0.0, 0.0, 1.0]]
+    groups = Groups.from_lists([0, 1], rewards, success=[[1, 1, 0, 1], [1, 0, 0, 1]])
+    journal_of(tmp_path / "adaptive", groups, make_keys(2))
     made = collect(open_run(tmp_path))
     assert (made.facts["visits"], made.facts["failed_groups"], made.facts["pass_rate"]) == (1, 1, 0.5)
     assert [made.history.sums[name].sum() for name in ("judged", "rollouts", "successes")] == [1, 4, 2]
