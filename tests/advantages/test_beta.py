@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import tracemalloc
 from dataclasses import replace
 
 import numpy as np
@@ -144,6 +145,16 @@ def test_success_is_read_off_the_nearest_reward_of_the_own_group() -> None:
     reward = np.array([0.1, 0.9, 0.41, 0.7, -3.0, 0.2, -0.2, 0.0, -9.0, 9.0])
     home = np.array([0, 0, 0, 0, 0, 1, 1, 1, 2, 2])
     assert success_of(reward, home, groups).tolist() == [0, 0.5, 0.2, 0.2, 0, 1, 0, 0, 0.7, 0.7]
+
+
+def test_success_of_large_groups_takes_no_room_for_their_pairs() -> None:
+    """64 groups of 512 took 1 GB and 5 s."""
+    groups = Groups.from_lists(range(4), [[float(i % 2)] * 512 for i in range(4)])
+    tracemalloc.start()
+    found = success_of(groups.reward, groups.group_of, groups)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2_000_000 and (found == groups.success).all()
 
 
 def test_penalties_do_not_turn_a_success_into_a_failure() -> None:

@@ -150,7 +150,9 @@ def success_of(reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np
         float64 ``(R,)``: the mean success of the rollouts in the same group that have the nearest reward; of two
         rewards equally near, the lower one.
     """
-    # Every row beside every rollout of its group, pair after pair.
+    # Every row beside every rollout of its group, pair after pair; rows of one group and reward are looked up once.
+    alike, back = np.unique(group_of + 1j * reward, return_inverse=True)
+    group_of, reward = alike.real.astype(np.int64), alike.imag
     pair, row = observed.rollouts_of(group_of), np.repeat(np.arange(len(reward)), observed.n[group_of])
     known, far = observed.reward[pair], np.abs(reward[row] - observed.reward[pair])
     nearest, lower = np.full(len(reward), np.inf), np.full(len(reward), np.inf)
@@ -159,4 +161,4 @@ def success_of(reward: np.ndarray, group_of: np.ndarray, observed: Groups) -> np
     np.minimum.at(lower, row[near], known[near])
     near &= known == lower[row]
     row, success = row[near], observed.success[pair[near]]
-    return np.bincount(row, success, minlength=len(reward)) / np.bincount(row, minlength=len(reward))
+    return (np.bincount(row, success, minlength=len(reward)) / np.bincount(row, minlength=len(reward)))[back]
