@@ -312,16 +312,18 @@ def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path
     assert last.endswith("not all of it is written; 8 steps between 1 and 8 are lost")  # and no step waits any more
 
 
-def test_an_attempt_that_could_not_be_begun_is_begun_again(tmp_path: Path, monkeypatch) -> None:
-    """Its folder was there and its files were not: every later step was lost with a KeyError, and called written."""
+@pytest.mark.parametrize(("name", "steps"), [("groups.arrows", [1]), ("attempt.json", [])])
+def test_an_attempt_that_could_not_be_begun_is_begun_again(name, steps, tmp_path: Path, monkeypatch) -> None:
+    """Every later step was lost with a KeyError, and called written; or it went on in the attempt without attempt.json, and
+    nothing of the run could be read."""
     real = os.fsync
 
     def full(descriptor: int) -> None:
-        if "groups.arrows" in os.readlink(f"/proc/self/fd/{descriptor}"):
+        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
             raise OSError(errno.ENOSPC, "No space left on device")
         real(descriptor)
 
-    with begun(tmp_path / "j", 1) as writer:
+    with begun(tmp_path / "j", *steps) as writer:
         shutil.rmtree(tmp_path / "j")
         with monkeypatch.context() as patch:
             patch.setattr(os, "fsync", full)

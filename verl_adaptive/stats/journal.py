@@ -28,6 +28,7 @@ import logging
 import math
 import os
 import socket
+import sys
 import threading
 import time
 import uuid
@@ -213,7 +214,7 @@ class Journal:
         number = max(there, default=-1) + 1
         folder = self.folder / f"attempt-{number}"
         folder.mkdir(parents=True)  # fails if another process was quicker
-        self.attempt = number
+        self.attempt, self._ends = number, {_GROUPS: sys.maxsize}  # begun again where what follows fails
         if self._prompts is not None and not (self.folder / self._prompts[0]).exists():
             name, content = self._prompts
             how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
