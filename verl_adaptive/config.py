@@ -258,7 +258,7 @@ class AlarmConfig:
 
     Attributes:
         enabled: false: no alarms, and no metrics by data source.
-        rollouts: rollouts of a data source before it is judged, and from one judgement to the next.
+        rollouts: rollouts of a data source, in 32 groups or more, before it is judged, and from one judgement to the next.
         cut: share of a source's answers cut at data.max_response_length from which an alarm is raised.
         starved: an alarm is raised for a source that gets less than this share of the rollouts that its prompts would get in
             epoch order.
