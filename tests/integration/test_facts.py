@@ -45,6 +45,15 @@ def test_the_mode_under_both_names(mode, alias) -> None:
     assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
 
 
+def test_epochs_may_be_written_with_an_exponent() -> None:
+    """verl takes 1e3, which Hydra reads as 1000.0; half an epoch more would be another number of steps than we plan for."""
+    words = "+adaptive=greso", "actor_rollout_ref.rollout.n=8"
+    assert RunPlan.of(composed(*words, "trainer.total_epochs=1e3")[0]).epochs == 1000
+    for epochs in ("1.5", "0.0", "null", "true"):
+        with pytest.raises(AdaptiveError, match="trainer.total_epochs=.*: must be a whole number"):
+            RunPlan.of(composed(*words, f"trainer.total_epochs={epochs}")[0])
+
+
 def test_less_than_no_batch_ahead_is_none_as_in_verl() -> None:
     """-1 left no room for the step's own batch, and -0.5 for half of it."""
     mode = "trainer.v1.trainer_mode=colocate_async"

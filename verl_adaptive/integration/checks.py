@@ -57,7 +57,9 @@ def check_counts(config: Any) -> None:
     """Refuse what is no count where verl counts and divides: it would end in an error that names no setting."""
     for key in _COUNTS:
         value = OmegaConf.select(config, key, default=1)
-        counts = isinstance(value, int) and not isinstance(value, bool) and value > 0
+        # verl multiplies by epochs and compares with them: 1e3 will do
+        kinds = (int, float) if key == "trainer.total_epochs" else (int,)
+        counts = isinstance(value, kinds) and not isinstance(value, bool) and value > 0 and value % 1 == 0
         check(counts, key, value, "must be a whole number, 1 or more")
 
 
