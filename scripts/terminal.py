@@ -83,6 +83,8 @@ def ours(output: str) -> Iterator[str]:
     start = False
     for line in output.splitlines():
         line = re.sub(r"^\(TaskRunner\w* pid=\d+\) ", "", re.sub(r"\x1b\[[0-9;]*m", "", line))
+        if re.match(r"\(\w+ pid=\d+", line):  # another process's, maybe between two lines of the banner
+            continue
         step = re.search(r"verl_adaptive\S* (step \d+/\d+: .*)", line)
         start = line.startswith("verl-adaptive ") or (start and line.startswith("  "))
         if step or start:

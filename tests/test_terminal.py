@@ -16,8 +16,9 @@ SVG = "{http://www.w3.org/2000/svg}"
 OUTPUT = """\
 \x1b[36m(TaskRunnerV1 pid=7)\x1b[0m Creating file logger
 \x1b[36m(TaskRunnerV1 pid=7)\x1b[0m verl-adaptive 0.2.0 on AdaptiveSync, verl 0.9.1
-\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m   policy   solo: sampler=spread
 \x1b[36m(WorkerDict pid=8)\x1b[0m   indented, but not ours
+\x1b[36m(TaskRunnerV1 pid=7)\x1b[0m   policy   solo: sampler=spread
+\x1b[36m(WorkerDict pid=8)\x1b[0m   also indented, but not ours
 \x1b[36m(TaskRunnerV1 pid=7)\x1b[0m step:1 - actor/entropy:0.4
 \x1b[36m(TaskRunnerV1 pid=7)\x1b[0m INFO:2026:verl_adaptive.integration.step_metrics: step 1/16: 128 prompts
 """
