@@ -123,7 +123,9 @@ def recorded(work: Path, folder: Path) -> Iterator[str]:
         ),
     ):
         print(PROMPT + shown, flush=True)
-        done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True, check=True)
+        done = subprocess.run(command, cwd=folder, env=environment, text=True, capture_output=True)
+        if done.returncode:
+            raise SystemExit(f"terminal: status {done.returncode}\n{done.stdout[-4000:]}\n{done.stderr[-4000:]}")
         yield PROMPT + shown
         printed = f"{done.stdout.rstrip()}\n{done.stderr.rstrip()}".strip("\n")
         lines = ours(printed) if "main_ppo" in shown else printed.splitlines()
