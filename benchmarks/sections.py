@@ -80,8 +80,9 @@ JUDGED = [
     "point higher, the third's one. *128 prompts*: all of them in every step of 128 rollouts. *4,096 rollouts a step*: of 8,192 prompts. "
     "*Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Rows of the papers' presets, of `full`, of ingredients and of `oracle` in the *real* and *tiny* pools were "
-    "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing), but for `aero`, both forms of "
-    "`pilot_commit`, `greso-tight` and *nothing right at first* in one process; each cell's JSON names its version. Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
+    "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing). Measured since, in one process: "
+    "`aero`, both forms of `pilot_commit`, `greso-tight` and *nothing right at first*. Each cell's JSON names its version. "
+    "Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
     "were measured before the weight of a data source faded with a prompt's visits. `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",

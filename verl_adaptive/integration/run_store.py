@@ -151,7 +151,6 @@ class RunStore:
                 "signal": self.adaptive.signal,
                 "seed": self.adaptive.seed,
                 "alarms": asdict(self.adaptive.alarms),
-                "longest": self.plan.longest,
                 "rollouts": os.path.abspath(dumps) if isinstance(dumps, str) and "://" not in dumps else None,
             },
         )
