@@ -59,6 +59,8 @@ def test_less_than_no_batch_ahead_is_none_as_in_verl() -> None:
     mode = "trainer.v1.trainer_mode=colocate_async"
     config, _ = composed("+adaptive=greso", mode, "trainer.v1.colocate_async.num_warmup_batches=-1")
     assert facts.ahead_of(config) == 0 and "0 warm-up batches" in facts.schedule_of(config)
+    with pytest.raises(ConfigError, match="num_warmup_batches=None: must be a number; 0 for none"):
+        facts.ahead_of(composed("+adaptive=greso", mode, "trainer.v1.colocate_async.num_warmup_batches=null")[0])
 
 
 def test_asking_for_a_critic_does_not_repeat_verls_warning(recwarn) -> None:

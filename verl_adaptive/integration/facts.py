@@ -42,7 +42,13 @@ def adaptive_of(config: Any) -> AdaptiveConfig:
 def ahead_of(config: Any) -> float:
     """Batches that the trainer mode generates ahead; verl takes fewer than none for none."""
     mode = mode_of(config)
-    return 0 if mode == "sync" else max(0, config.trainer.v1[mode].num_warmup_batches)
+    if mode == "sync":
+        return 0
+    ahead = config.trainer.v1[mode].num_warmup_batches
+    check(
+        isinstance(ahead, int | float), f"trainer.v1.{mode}.num_warmup_batches", ahead, "must be a number; 0 for none"
+    )
+    return max(0, ahead)
 
 
 def stream_of(config: Any) -> AsyncFacts:
