@@ -64,26 +64,28 @@ JUDGED = [
     "* **Rollouts to GRPO's accuracy**: where GRPO's final accuracy (groups of 8) of the same seed is first reached, as a share "
     "of the budget; the median over seeds. *never*: the median seed does not reach it.",
     "* **Accuracy difference**: final accuracy minus GRPO's of the same seed; the mean, ± half of its 95 % interval (Student's "
-    "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero. Runs are "
-    "compared from the same starting weights only: a supervised start gives others on another processor, and a policy that "
-    "ran there alone is not in the table.",
-    "* **Rollouts a step**: generated, of those that GRPO generates for as many optimizer updates.",
-    "* **Tokens trained**: of those that verl's own GRPO trains, which is all that it generates.",
-    "* **Learning rate**: each policy at the best of those that it ran at, by the seeds that all of these have; each pool names "
-    "those that ran at one. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
+    "t, paired by seed). **Bold: significant**, that is: at least three seeds, and the interval excludes zero. Only runs from "
+    "the same starting weights are compared: supervised training gives other starting weights on another processor. A policy "
+    "that shares none with GRPO's runs is not in the table.",
+    "* **Rollouts a step**: generated, as a share of those that GRPO generates for the same number of optimizer updates.",
+    "* **Tokens trained**: as a share of those that verl's own GRPO trains, which are all that it generates.",
+    "* **Learning rate**: each policy's best, chosen on the seeds that ran at all of its rates. Each pool names the policies "
+    "without a second one. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
-    "baseline (`reinforce`). The best GRPO is the best of group sizes and decay by mean accuracy over the "
-    "seeds that all of these have.",
+    "baseline (`reinforce`). The best GRPO is the best of group sizes and decay, by mean accuracy over "
+    "the seeds that they share.",
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
-    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped; *offset*: and the second data source's are half a "
-    "point higher, the third's one. *128 prompts*: all of them in every step of 128 rollouts. *4,096 rollouts a step*: of 8,192 prompts. "
+    "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Offset*: also, rewards of the second data "
+    "source are 0.5 higher, of the third 1 higher. *128 prompts*: all of them in every step of 128 rollouts. *4,096 rollouts a "
+    "step*: from 8,192 prompts. "
     "*Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Rows of the papers' presets, of `full`, of ingredients and of `oracle` in the *real* and *tiny* pools were "
     "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing). Measured since, in one process: "
     "`aero`, both forms of `pilot_commit`, `greso-tight` and *nothing right at first*. Each cell's JSON names its version. "
     "Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
-    "were measured before the weight of a data source faded with a prompt's visits. `full` "
+    "were measured before the weight of a data source faded with a prompt's visits. Commands that are gone are in the "
+    "[last section](#studies-whose-code-has-left-the-tree). `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",
 ]
@@ -266,7 +268,7 @@ def by_rate(runs: Runs) -> list[str]:
 
 
 #: Of the tables that show every run.
-STARTS = "Of runs from several starts: a row tells of its policy, and does not compare it with another."
+STARTS = "The runs have several sets of starting weights, so rows cannot be compared with one another."
 
 
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
@@ -298,7 +300,7 @@ def ends(runs: Runs) -> list[str]:
             rows.append([f"`{name}`", str(len(kept)), *told, took])
             loads += [load for cell in cells for load in cell["load"]]
     heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s from the same start (seeds)"]
-    busy = f" The two cores had other work, too: load averages of {min(loads):g} to {max(loads):g}." if loads else ""
+    busy = f" Other work ran on the two cores, too: load averages of {min(loads):g} to {max(loads):g}." if loads else ""
     return section("### Ends of runs, pretrained", STARTS + busy, heads, rows)
 
 
@@ -479,7 +481,7 @@ RECORDS = (
             "`python -m benchmarks.gradient_noise`: at how many rollouts a step the noise of the gradient is as large as the "
             f"gradient, before the first update of a GRPO run of {d['steps'][-1]} steps, before update "
             f"{d['steps'][1]} and at its end; tiny model, prompts drawn evenly, median over {_noise_seeds(d)} seeds (least to most). "
-            "*Exact pass rate*: what no memory can know better."
+            "*Exact pass rate*: a baseline that no memory can improve on."
         ),
         _noise_rows,
         "pool | estimator | at the start | a third of the run | at the end",
@@ -490,7 +492,7 @@ RECORDS = (
         "A step beside verl's",
         lambda d: (
             "`python -m benchmarks.step_time`: plain GRPO on the CPU platform in pairs of runs; ratio to verl's trainer. "
-            "*Same rows*: zero-advantage rows train too. verl's sync trainer polls every 2 s, hence the column without generation."
+            "*Same rows*: zero-advantage rows train too. verl's `sync` trainer polls every 2 s; the last column leaves generation out."
         ),
         _step_rows,
         "mode | trainer | pairs | step | without generation",
@@ -500,7 +502,7 @@ RECORDS = (
         "long_answers.json",
         "Long answers on the real pipeline",
         lambda d: (
-            f"`{d['command']}`, {on_machine(d)}: answers with a long tail, a model that stands still. "
+            f"`{d['command']}`, {on_machine(d)}: answers with a long tail, a model whose weights do not change. "
             "Ratios to verl's own trainer without a filter, of the same repeat."
         ),
         long_rows,
@@ -523,7 +525,7 @@ RECORDS = (
         "The head of a step",
         lambda d: (
             "`python -m benchmarks.driver --head`: processor seconds before the first request of a step of one rollout a prompt, "
-            "median of three in turn; rows built by us and by verl's `get_tensordict`, then a share for each of sixteen workers, "
+            "median of three repeats. Rows are built by us or by verl's `get_tensordict`, then split among sixteen workers and "
             "pickled."
         ),
         lambda d: [{**row, "by": "us" if row["built_by"] == "ours" else "verl"} for row in d["heads"]],
@@ -571,9 +573,8 @@ RECORDS = (
         "The journal",
         lambda d: (
             f"`{d['command']}`, {d['prompts']:,} prompts, {on_machine(d)}: Arrow files, and SQLite as of commit ff7a59c, in one "
-            "run. *Commit* is what training waits for; but for the row *on the disk*, both are written to memory, so that the "
-            "disk is in no figure. Steps of 8 groups are very small ones: Arrow files take more room there, and more time to "
-            "read whole."
+            "run. *Commit* is what training waits for. Except for the row *on the disk*, both are written to memory, which leaves "
+            "the disk out. In very small steps, of 8 groups, Arrow files take more room and more time to read whole."
         ),
         lambda d: [{**r, "of": r["now"] / r["former"] if r.get("former") is not None else None} for r in d["rows"]],
         "steps | what | Arrow | SQLite | ratio",
