@@ -86,7 +86,7 @@ IN_A_RUN: dict[tuple[str, str], list] = {
         (2, {}, "n_pilot="),
         (64, {"n_pilot": 1}, "n_pilot="),
         (64, {"n_pilot": 2, "lower": 0.6, "upper": 0.3}, "n_pilot="),
-        (64, {"lower": 0.5, "upper": 0.6}, "lower="),
+        (64, {"lower": 0.5, "upper": 0.6}, r"lower=0\.5: .*use at most 0\.4$"),
         (64, {"choose": "max_variance"}, "choose="),
     ],
 }

@@ -97,7 +97,7 @@ def find_part(role: str, name: str) -> type[Role]:
             part = _third_party()[f"{role}.{name}"].load()
         except Exception as error:
             raise ConfigError(
-                f"adaptive.{role}.name", name, f"another package's part, and it does not load: {error}"
+                f"adaptive.{role}.name", name, f"is of another package, which fails to load: {error}; reinstall it"
             ) from error
         return _checked(role, name, part)
     target = PARTS[role].get(name)

@@ -87,8 +87,8 @@ class MemoryBaseline(Advantage):
         thin: Annotated[float, Range(f"[0, {CLIP:g}]")] = 0.0
 
         def validate(self, path: str) -> None:
-            whiten = "must be 0 with scale=whiten, whose mean is every row's"
-            check(not (self.thin and self.scale == "whiten"), f"{path}.thin", self.thin, whiten)
+            hint = f"must be 0 with {path}.scale=whiten, which takes the mean over every row; or write {path}.scale=running"
+            check(not (self.thin and self.scale == "whiten"), f"{path}.thin", self.thin, hint)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)

@@ -116,7 +116,7 @@ class PilotCommit(PooledAllocator):
         judge: Literal["auto", "success"] = "auto"
 
         def validate(self, path: str) -> None:
-            hint = f"leaves no band below 1 - {path}.upper={self.upper}"
+            hint = f"leaves no band beside {path}.upper={self.upper}; use at most {1 - self.upper:g}"
             check(self.lower + self.upper <= 1, f"{path}.lower", self.lower, hint)
             hint = (
                 f"chooses among held groups, which only {path}.form=pipelined has; on-policy, the first in order commit"

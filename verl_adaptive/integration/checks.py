@@ -163,7 +163,8 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         )
         _check_advantage(config, policy)
     elif str(estimator).startswith("adaptive_"):
-        check(False, "algorithm.adv_estimator", estimator, "choose the matching adaptive/advantage, or grpo")
+        hint = f"is not of adaptive/advantage={policy.advantage.name}; choose the matching adaptive/advantage, or grpo"
+        check(False, "algorithm.adv_estimator", estimator, hint)
     check(  # what the whole group implies for its one row (integration/rows.py) is of rewards: the others have no penalty
         not policy.filter.may_leave_one
         or not config.algorithm.get("use_kl_in_reward", False)
@@ -339,8 +340,8 @@ def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: 
         size >= 2 or alone,
         key,
         size,
-        f"a group of one has no variance to judge by; use at least 2 (8 is usual), +adaptive=grpo, +adaptive=solo{without}, or "
-        "+adaptive=sao with algorithm.adv_estimator=gae, with their own sampler, filter and advantage, which need none",
+        f"a group of one has no variance to judge by; use at least 2 (8 is usual), or a preset that needs no groups, with its own "
+        f"sampler, filter and advantage: +adaptive=grpo, +adaptive=solo{without}, +adaptive=sao with algorithm.adv_estimator=gae",
     )
     least, key = policy.allocator.least(n), policy.allocator.least_key
     fixed = policy.allocator.fixed_size(n) is not None

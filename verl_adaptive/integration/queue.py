@@ -388,7 +388,7 @@ class Queue:
         probe = np.flatnonzero(told)[:: max(1, math.ceil(told.sum() / _PROBES))]
         if (_mask_sums([keys[i] for i in probe.tolist()]) != out[probe]).any():
             logger.warning(
-                "the loss masks of %s leave out tokens, as verl's own do not: every mask is read from now on",
+                "the loss masks of %s leave out tokens, unlike verl's own: every mask is read from now on",
                 SINGLE_TURN,
             )
             self._whole, told = False, np.zeros_like(told)

@@ -100,10 +100,10 @@ def _refuse_foreign(word: str) -> None:
     if key in ours:
         raise ConfigError(key, value, f"write {ours[key]} {value}: its value would be used in place of this one")
     if key in ("adaptive.warm_start", "adaptive.warm_start_discount"):
-        raise ConfigError(key, value, "plays no part here: a simulated run begins with nothing known of its prompts")
+        raise ConfigError(key, value, "a simulated run begins with nothing known of its prompts; leave it out")
     if key in ("adaptive.signal", "adaptive.min_sessions") or key.split(".")[:2] == ["adaptive", "success"]:
         raise ConfigError(
-            key, value, "plays no part here: a simulated rollout succeeds or does not, and a group fails or is whole"
+            key, value, "a simulated rollout succeeds or does not, and a group fails or is whole; leave it out"
         )
     if word in preset_names():
         raise AdaptiveError(
