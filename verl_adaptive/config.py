@@ -238,7 +238,7 @@ class StoreConfig:
 
     def validate(self, path: str) -> None:
         _check_written(self, path, "dir")
-        check(self.dir is None or "://" not in self.dir, f"{path}.dir", self.dir, "is no folder; journals are files")
+        check(self.dir is None or "://" not in self.dir, f"{path}.dir", self.dir, "is no folder; write the path of one")
 
 
 @dataclass
@@ -286,12 +286,12 @@ class AdaptiveConfig:
         success: how the signal counts as success.
         tolerance: a group has zero variance when max − min of its signal is at most this.
         id_key: dotted path of the user's own prompt id in a data row; null: hash of the content.
-        batch_unit: what a step's size is kept in. ``groups``: it trains data.train_batch_size groups, whatever their size.
-            ``rollouts``: data.train_batch_size × rollout.n rollouts, in groups of adaptive.allocator.n, so that smaller
-            groups are more groups (of more prompts), and the number of updates stays.
+        batch_unit: what fixes a step's size. ``groups``: it trains data.train_batch_size groups, whatever their size.
+            ``rollouts``: it trains data.train_batch_size × rollout.n rollouts, in groups of adaptive.allocator.n. Smaller
+            groups are then more groups, of more prompts; the number of updates stays.
         refill: draw further prompts within a step until the batch is full.
-        longest_first: hand a step's prompts out in the order of their answers' expected length, so that no long one is begun
-            last (not with Pilot-Commit, whose commits want the short pilots first); decides nothing. ``sync`` trainer only.
+        longest_first: send a step's prompts with long expected answers first, so that none of these is begun last (not with
+            Pilot-Commit, whose commits want the short pilots first); changes no decision. ``sync`` trainer only.
         max_rounds: most batches of prompts drawn in one step; in asynchronous trainers, windows of prompts.
         max_rollouts_per_step: hard cap on rollouts generated in one step; null: none.
         total_rollouts: training ends after the step in which this many were generated; null: verl's own end.
@@ -309,8 +309,8 @@ class AdaptiveConfig:
             token of data.max_response_length if that is more.
         min_sessions: share of a group's rollouts that must come back with a finite reward; the survivors are the group.
             Below it the group counts as failed. At a half, the standard error of its mean is at most √2 times a whole
-            group's; a prompt that loses more says more about the tool than about itself. One that is left of several is
-            no group where the advantage compares a prompt's rollouts: verl's GRPO would train on its bare reward.
+            group's; a prompt that loses more says more about the tool than about itself. Where the advantage compares a
+            prompt's rollouts, a single survivor is no group: verl's GRPO would train on its bare reward.
         alarms: when the run says that something looks wrong.
         log_lists: log the lists of prompts to look at every so many steps, as wandb.Table or TensorBoard text, where
             verl's logger has one of these; 0: never.

@@ -72,7 +72,7 @@ _ABOUT = {
     "tokens": "response tokens",
     "streak": "latest visits in a row that had zero variance",
     "streak_kind": "of that streak: 1 all right, -1 all wrong, 0 none",
-    "retired": "1: at rest (from the newest snapshot)",
+    "retired": "1: retired by the sampler (from the newest snapshot)",
     "first_step": "step of the first visit, -1 if there was none",
     "last_step": "step of the latest visit, -1 if there was none",
     "last_try": "as last_step, groups that failed included",
