@@ -28,6 +28,7 @@ from benchmarks.runs import Runs
 from benchmarks.standings import all_standings, grid_runs, pretrained_runs
 from examples.cpu.quickstart import by_arm, plot, result_of, verdict
 from verl_adaptive.report.arms import Trial, draw
+from verl_adaptive.significance import LEAST_SEEDS
 
 HERE = Path(__file__).resolve().parent
 #: Where the cost of a step of `solo` is from, beside the long answers.
@@ -79,7 +80,7 @@ def enough_runs(runs: Runs, variant: str, preset: str) -> bool:
     if not common:
         return False
     best = max(seeds, key=lambda lr: np.mean([runs.final((variant, preset, lr, seed)) or 0.0 for seed in common]))
-    return len(seeds[best]) >= 3
+    return len(seeds[best]) >= LEAST_SEEDS
 
 
 def results_lines(results: Path) -> list[str]:

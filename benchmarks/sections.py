@@ -17,7 +17,7 @@ from benchmarks.presets import FULL, INGREDIENTS
 from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES, POOLS, Standing, finals_of, standings
 from benchmarks.standings import share as share_of
-from verl_adaptive.significance import significant
+from verl_adaptive.significance import LEAST_SEEDS, significant
 
 Row = Mapping[str, Any]
 Found = Mapping[str, Mapping[str, Standing]]
@@ -273,12 +273,13 @@ STARTS = "The runs have several sets of starting weights, so rows cannot be comp
 
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
     """What a step of the pretrained model takes, as ratios to GRPO's of the same seed and start: tokens generated, tokens
-    trained, and the median seconds."""
+    trained, and the median seconds. None where fewer seeds pair than tell anything."""
     rates = runs.best_lr("128", preset), runs.best_lr("128", "grpo")
     if None in rates:
         return {"generated": [], "trained": [], "seconds": []}
     one, other = ("128", preset, rates[0]), ("128", "grpo", rates[1])
-    pairs = [(runs.cells[(*one, seed)], runs.cells[(*other, seed)]) for seed in runs.pairs(one, other)]
+    seeds = runs.pairs(one, other)
+    pairs = [(runs.cells[(*one, s)], runs.cells[(*other, s)]) for s in seeds] if len(seeds) >= LEAST_SEEDS else []
     return {
         "generated": [a["curve"][-1][3] / b["curve"][-1][3] for a, b in pairs],
         "trained": [a["curve"][-1][4] / b["curve"][-1][4] for a, b in pairs],

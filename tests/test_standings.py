@@ -206,8 +206,7 @@ def test_a_pretrained_policy_is_compared_at_the_better_of_two_rates_with_three_s
     assert compared(*again["grpo"], *again["solo"]) == {"grpo", "solo"}
     runs = report.training_runs(tmp_path)["pretrained"]
     (key,) = (k for k in runs.cells if k[1] == "solo" and k[3] == 0 and k[2] == runs.best_lr("128", "solo"))
-    before = len(sections.step_ratios(runs, "solo")["seconds"])
+    assert len(sections.step_ratios(runs, "solo")["seconds"]) == 3
     runs.cells[key] = {**runs.cells[key], "machine": {"cpu": "another"}}
-    assert (
-        len(sections.step_ratios(runs, "solo")["seconds"]) == before - 1 >= 1
-    )  # seconds of two processors are no ratio
+    # seconds of two processors are no ratio, and two seeds tell nothing
+    assert sections.step_ratios(runs, "solo")["seconds"] == []
