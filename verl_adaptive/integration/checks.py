@@ -13,9 +13,9 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
 from verl_adaptive.integration.facts import ahead_of, gpus_of, has_critic, late_rewards, mode_of, replicas_of, stream_of
+from verl_adaptive.integration.guard import is_preset
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.roles import Commits
-from verl_adaptive.simulate import preset_names
 
 _OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
 _CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/solo.md#sao)"
@@ -106,7 +106,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     )
     chosen = custom.path is not None or tuple(part.name for part in policy) != _PLAIN or adaptive.name == "grpo"
     check(
-        chosen or adaptive.name not in preset_names(),
+        chosen or not is_preset(adaptive.name),
         "adaptive.name",
         adaptive.name,
         f"is a name for people and chooses no part: this run would be plain GRPO. Write +adaptive={adaptive.name}",
