@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -210,6 +213,15 @@ def test_whole_runs_need_a_share_of_what_the_first_arm_spent(arms, call) -> None
     """The longer arm comes first: it needs its own whole cost for its own end, and no more."""
     words = ("compare", f"solo={arms}/solo-s*", f"grpo={arms}/grpo-s*", "--json", "--whole")
     assert [arm["share"] for arm in json.loads(call(*words)[1])["arms"]] == [1.0, None]
+
+
+def test_the_files_are_there_though_nobody_reads_the_table_to_its_end(arms, tmp_path) -> None:
+    read, write = os.pipe()
+    os.close(read)
+    words = ["compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*", "--csv", str(tmp_path / "curves.csv")]
+    with os.fdopen(write, "w") as closed:
+        assert subprocess.run([sys.executable, "-m", "verl_adaptive", *words], stdout=closed).returncode == 141
+    assert len((tmp_path / "curves.csv").read_text().splitlines()) > 10
 
 
 def test_single_runs_have_no_seed_and_ten_arms_have_a_colour_each(arms, call, tmp_path) -> None:

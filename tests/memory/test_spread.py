@@ -14,6 +14,7 @@ from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
 from verl_adaptive.samplers.spread import Spread
+from verl_adaptive.stats.running_mean import PSEUDO, Memory
 from verl_adaptive.stats.table import StatsTable
 
 
@@ -113,6 +114,15 @@ def test_a_rogue_reward_draws_no_prompt_for_ever() -> None:
         weight = made._weight(np.arange(100))
         assert 0.3 < weight.mean() < 0.7
     assert weight[rogue] < 1.5 * weight.mean()
+
+
+def test_what_a_prompt_said_is_forgotten_whole_when_it_says_something_else() -> None:
+    """Also where it was so large that adding it to the others and taking it away again would leave a rounding error."""
+    memory, one = Memory(known(rollouts=[0, 0, 0]), "m", decay=0.9, strength=4.0), np.ones(3)
+    for latest in (np.array([1e20, 0.3, 0.4]), np.array([0.2, 0.3, 0.4])):
+        memory.observe(np.arange(3), latest, one, latest)
+        memory.end_step()
+    assert memory._prior[0] == pytest.approx((PSEUDO * (PSEUDO * 0.5 + 0.9) / (PSEUDO + 3) + 0.9) / (PSEUDO + 3))
 
 
 def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:

@@ -126,14 +126,7 @@ def run(args: argparse.Namespace) -> int:
         said = prompts["said"]
     for text in trials.missing if trials is not None else [text for run in pair for text in run.missing()]:
         note(text)
-    if args.json:
-        print_json({"verdict": said, **found, **{name: prompts[name] for name in ("a", "b", "matched") if prompts}})
-    else:
-        console().print(clean(said))
-        if trials is not None:
-            _print(results, trials, args)
-        if pair:
-            _print_prompts(prompts, said)
+    # the files first: whoever reads the table may stop early, as `head` does
     if trials is not None and args.csv:
         _write_curves(trials, args.csv)
         note(f"{args.csv} written")
@@ -147,6 +140,14 @@ def run(args: argparse.Namespace) -> int:
         except ModuleNotFoundError as error:
             raise lacks_extra("a plot", error, "plot") from None
         note(f"{args.plot} written")
+    if args.json:
+        print_json({"verdict": said, **found, **{name: prompts[name] for name in ("a", "b", "matched") if prompts}})
+    else:
+        console().print(clean(said))
+        if trials is not None:
+            _print(results, trials, args)
+        if pair:
+            _print_prompts(prompts, said)
     return 0
 
 

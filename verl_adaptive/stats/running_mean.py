@@ -81,10 +81,6 @@ class Memory:
         columns |= {name: Column("f8", float("nan")) for name in ("latest", "before")}
         self.noted = np.zeros(0, dtype=np.int64)
         table.declare(namespace, columns)
-        latest, source = self.col("latest"), table.col("source")
-        seen = np.isfinite(latest)
-        self._visited = np.bincount(source[seen]).astype(np.float64)
-        self._total = np.bincount(source[seen], latest[seen]).astype(np.float64)
         self.end_step()
 
     def col(self, name: str) -> np.ndarray:
@@ -93,12 +89,15 @@ class Memory:
 
     def end_step(self) -> None:
         """The step is over: what the sources show now is what the next step's values rest on."""
-        self._make_room()
-        prompts, total = self._visited.sum(), self._total.sum()
+        latest, source, size = self.col("latest"), self.table.col("source"), len(self.table.sources)
+        seen = np.isfinite(latest)
+        visited = np.bincount(source[seen], minlength=size).astype(np.float64)
+        latest_sum = np.bincount(source[seen], latest[seen], minlength=size)
+        prompts, total = visited.sum(), latest_sum.sum()
         if self.centre is not None:
             prompts, total = prompts + PSEUDO, total + PSEUDO * self.centre
         everyone = total / prompts if prompts else np.nan
-        prior = (PSEUDO * everyone + self._total) / (PSEUDO + self._visited)
+        prior = (PSEUDO * everyone + latest_sum) / (PSEUDO + visited)
         self._prior = prior if self.by_source else np.full(len(prior), everyone)
         self.noted = self.noted[:0]
 
@@ -112,11 +111,6 @@ class Memory:
         self.col("before")[new] = self.value(new)
         self.noted = np.concatenate([self.noted, new])
         return new
-
-    def _make_room(self) -> None:
-        """A place for every data source there is."""
-        size = len(self.table.sources)
-        self._visited, self._total = (np.pad(a, (0, size - len(a))) for a in (self._visited, self._total))
 
     def rewards(self, rows: np.ndarray, reward: np.ndarray) -> np.ndarray:
         """float64 ``(2, k)``: the data source of each row, as far as the prior tells them apart, and its reward."""
@@ -143,15 +137,9 @@ class Memory:
             total, n: float64 ``(G,)``, sum and number of what was observed, weighed by age.
             mean: float64 ``(G,)``, of what was observed.
         """
-        self._make_room()
-        size = len(self._visited)
         for now in waves(rows, n > 0):
-            row, latest = rows[now], self.col("latest")
-            source, old = self.table.col("source")[row], latest[row]
-            new = np.isnan(old)
-            self._visited += np.bincount(source[new], minlength=size)
-            self._total += np.bincount(source, mean[now] - np.where(new, 0.0, old), minlength=size)
-            latest[row] = mean[now]
+            row = rows[now]
+            self.col("latest")[row] = mean[now]
             for name, more in (("sum", total[now]), ("count", n[now]), ("left", 0.0)):
                 column = self.col(name)
                 column[row] = self.decay * column[row] + more
@@ -178,10 +166,9 @@ class Memory:
 
     def state_dict(self) -> dict[str, Any]:
         """What the columns do not hold."""
-        return {"visited": self._visited, "total": self._total, "noted": self.noted}
+        return {"noted": self.noted}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up a state saved between two steps; the columns are restored separately."""
-        self._visited, self._total = (np.asarray(state[k], dtype=np.float64).copy() for k in ("visited", "total"))
         self.end_step()
         self.noted = np.asarray(state["noted"], dtype=np.int64).copy()
