@@ -89,10 +89,11 @@ class Memory:
 
     def end_step(self) -> None:
         """The step is over: what the sources show now is what the next step's values rest on."""
-        latest, source, size = self.col("latest"), self.table.col("source"), len(self.table.sources)
-        seen = np.isfinite(latest)
-        visited = np.bincount(source[seen], minlength=size).astype(np.float64)
-        latest_sum = np.bincount(source[seen], latest[seen], minlength=size)
+        latest, size = self.col("latest"), len(self.table.sources)
+        rows = np.flatnonzero(~np.isnan(latest))
+        source = self.table.col("source")[rows]
+        visited = np.bincount(source, minlength=size).astype(np.float64)
+        latest_sum = np.bincount(source, latest[rows], minlength=size)
         prompts, total = visited.sum(), latest_sum.sum()
         if self.centre is not None:
             prompts, total = prompts + PSEUDO, total + PSEUDO * self.centre
