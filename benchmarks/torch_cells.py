@@ -55,8 +55,6 @@ VARIANTS: dict[str, dict[str, float]] = {
     # nothing is right at first: a success in three steps of 128 rollouts
     "zero": {"warm_steps": 300, "rare": 0.004},
 }
-#: Bins of the pass rate at the start.
-BINS = ((0.0, 0.02), (0.02, 0.2), (0.2, 0.8), (0.8, 1.01))
 #: What a point of a curve holds.
 COLUMNS = (
     *("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage"),
@@ -130,10 +128,8 @@ class Cell:
     Attributes:
         variant, preset, lr, seed: who it is.
         curve: one point an evaluation, of ``COLUMNS``.
-        by_start: for each of ``BINS``: held-out questions, their accuracy before and after.
         ends: pass@8, entropy and length of responses, held-out, before and after.
         steps: made in all.
-        calibration: how far the table's estimates of the visited prompts are from the exact rates, at the end.
         seconds: of CPU time, by part, and of wall clock.
         load: of the machine when the run began.
         greatest: |advantage| of the run; 0 in cells that were run before it was kept.
@@ -146,11 +142,9 @@ class Cell:
     seed: int
     command: str = ""
     curve: list[list[float]] = field(default_factory=list)
-    by_start: list[tuple[int, float, float]] = field(default_factory=list)
     ends: dict[str, list[float]] = field(default_factory=dict)
     steps: int = 0
     rollouts: dict[str, Any] = field(default_factory=dict)
-    calibration: dict[str, float] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
     load: float | None = None
     greatest: float = 0.0

@@ -28,7 +28,7 @@ from benchmarks.tiny_learner import (
     up_to_end,
     warm_start,
 )
-from benchmarks.torch_cells import BINS, CRITIC, ORACLE, PRESETS, REINFORCE, Cell, Settings
+from benchmarks.torch_cells import CRITIC, ORACLE, PRESETS, REINFORCE, Cell, Settings
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.engine.shape import step_shape
@@ -184,14 +184,9 @@ class Run:
             since = self.engine.total.rollouts.generated - cell.curve[-1][0]
             if since >= self.settings.evaluate_every or self.engine.finished:
                 end = timed("evaluate", self._evaluate)
-        for low, high in BINS:
-            here = (start >= low) & (start < high)
-            before, after = (round(float(p[here].mean()), 4) if here.any() else 0.0 for p in (start, end))
-            cell.by_start.append((int(here.sum()), before, after))
         cell.ends = {
             name: [value, after] for (name, value), after in zip(first.items(), self._ends(end).values(), strict=True)
         }
-        cell.calibration = self._calibration()
         spent["all"] = time.process_time() - begun
         cell.rollouts = self.engine.total.rollouts.as_dict()
         cell.seconds = {name: round(value, 2) for name, value in spent.items()}
@@ -221,17 +216,6 @@ class Run:
             "length": lengths(made.response).double().mean(),
         }
         return {name: round(float(value), 4) for name, value in out.items()}
-
-    def _calibration(self) -> dict[str, float]:
-        """Mean error and mean absolute error of two estimates of a visited prompt's pass rate, against the exact one."""
-        table, rows = self.engine.table, self.engine.row_of
-        exact, seen = pass_rates(self.model, self.pool), table.col("rollouts")[rows] > 0
-        out = {"visited": float(seen.mean())}
-        history = table.col("successes")[rows] / np.maximum(table.col("rollouts")[rows], 1)
-        for name, estimate in (("history", history), ("last_visit", table.col("last_rate")[rows])):
-            error = (estimate - exact)[seen]
-            out |= {f"{name}_bias": float(error.mean()), f"{name}_error": float(np.abs(error).mean())}
-        return {name: round(value, 4) for name, value in out.items()}
 
     def _generate(self, requests: Requests, step: int) -> Groups:
         """Roll a round out: one group a request."""

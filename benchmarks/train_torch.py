@@ -35,7 +35,7 @@ from benchmarks.cells import (
     versions,
     write_whole,
 )
-from benchmarks.torch_cells import BINS, COLUMNS, ORACLE, PRESETS, VARIANTS, Cell, Settings
+from benchmarks.torch_cells import COLUMNS, ORACLE, PRESETS, VARIANTS, Cell, Settings
 from benchmarks.torch_run import Run, composed
 
 HERE = Path(__file__).resolve().parent
@@ -109,7 +109,6 @@ def save(path: Path, settings: Settings, cells: Cells, machines: list[dict[str, 
         "settings": asdict(settings),
         "variants": VARIANTS,
         "presets": {name: {"words": words, "parts": parts(name)} for name, words in PRESETS.items()},
-        "bins": BINS,
         "columns": COLUMNS,
         "cells": [asdict(cells[key]) for key in sorted(cells)],
     }

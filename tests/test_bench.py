@@ -34,12 +34,8 @@ def made_cell(preset: str, lr: float, seed: int, end: float, speed: float = 1.0,
         "seed": seed,
         "command": f'python -m benchmarks.train_torch --cell "base/{preset}/lr={lr:g}/seed={seed}" --check',
         "curve": np.stack(counters, 1).tolist(),
-        "by_start": [[5, 0.1, 0.2]] * 4,
         "steps": steps,
         "rollouts": {"generated": 1000, "trained": 400, "held": 0, "dropped": {"all_wrong": 600}},
-        "calibration": dict.fromkeys(
-            ("visited", "history_bias", "history_error", "last_visit_bias", "last_visit_error"), 0.5
-        ),
         "seconds": {"all": 1.0},
         "load": 0.5,
     }
@@ -62,7 +58,6 @@ def data() -> dict:
         "presets": {
             p: {"words": [p], "parts": {"sampler": "x"}} for p in ("grpo", "dapo", "full", "oracle+keep_all", "greso")
         },
-        "bins": [[0, 0.5], [0.5, 1.01], [0, 1], [0, 1]],
         "columns": COLUMNS,
         "cells": made,
     }

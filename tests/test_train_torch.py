@@ -102,8 +102,6 @@ def test_policy_trains_to_the_budget(preset, tmp_path_factory) -> None:
     assert last["rollouts"] == rollouts["generated"] and last["updates"] == cell.steps * SMALL.updates
     assert last["tokens_trained"] + last["tokens_zero_advantage"] <= last["tokens_generated"]
     assert 0 <= last["informative"] <= last["groups"]
-    assert sum(count for count, _, _ in cell.by_start) == SMALL.held_out
-    assert 0 < cell.calibration["visited"] <= 1
 
 
 def test_a_cell_is_the_same_every_time(tmp_path) -> None:
