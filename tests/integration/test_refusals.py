@@ -126,6 +126,7 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         *(f"+adaptive=dapo {mode} {OWN_POOL} {ASLEEP}=false {REWARD}=mine.py" for mode in ("", COLOCATE, SEPARATE)),
         *(f"+adaptive={preset} {COLOCATED}" for preset in ("grpo", "solo", "spo", "cero")),
         f"+adaptive=greso adaptive.refill=false {COLOCATED}",
+        "+adaptive=solo reward_model.enable=false reward_model.reward_manager=naive",  # older names of what is so anyway
         # prefill and decode servers where all are reached
         f"+adaptive=greso {DISAGGREGATED}",
         f"+adaptive=solo {DISAGGREGATED} {SGLANG}",
@@ -274,6 +275,19 @@ def test_passes(overrides):
         (
             f"+adaptive=greso {OWN_POOL} {ASLEEP}=false",
             r"custom_reward_function\.path=None: .*reward_extra_info.*issue 7368.*write a reward function",
+        ),
+        # older names, which main_ppo does not read
+        (
+            "+adaptive=solo custom_reward_function.path=mine.py",
+            r"custom_reward_function\.path='mine\.py': .*does not read; write reward\.custom_reward_function\.path",
+        ),
+        (
+            "+adaptive=dapo reward_model.reward_manager=dapo",
+            r"reward_model\.reward_manager='dapo': .*write reward\.reward_manager\.name",
+        ),
+        (
+            "+adaptive=dapo +reward_model.reward_kwargs.max_resp_len=8",
+            r"reward_kwargs\.max_resp_len=8: .*write \+reward\.reward_kwargs\.max_resp_len",
         ),
         ("+adaptive=greso actor_rollout_ref.actor.ppo_mini_batch_size=6", "must divide data.train_batch_size=16"),
         ("+adaptive=aero algorithm.adv_estimator=rloo", "adaptive/advantage=verl"),

@@ -8,7 +8,7 @@ from typing import Any
 from omegaconf import OmegaConf
 
 from verl_adaptive.advantages.verl import COMPARING, GROUP_RELATIVE
-from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.config import AdaptiveConfig, check, flat
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
@@ -32,6 +32,24 @@ _ASKS = {
     "gdpo": "rewards by component",
     "optimal_token_baseline": "sums of squared probabilities",
     "tir_optimal_token_baseline": "sums of squared probabilities",
+}
+
+
+#: Names that reward settings had before ``reward.*``, which verl still composes, and where ``main_ppo`` reads them.
+_OLD_REWARD = {
+    "custom_reward_function": "reward.custom_reward_function",
+    "sandbox_fusion": "reward.sandbox_fusion",
+    "reward_model.reward_manager": "reward.reward_manager.name",
+    "reward_model.reward_loop_source": "reward.reward_manager.source",
+    "reward_model.reward_loop_module_path": "reward.reward_manager.module.path",
+    "reward_model.reward_loop_class_name": "reward.reward_manager.name",
+    "reward_model.reward_kwargs": "reward.reward_kwargs",
+    "reward_model.num_workers": "reward.num_workers",
+    "reward_model.model.path": "reward.reward_model.model_path",
+    **{
+        f"reward_model.{name}": f"reward.reward_model.{name}"
+        for name in ("enable", "enable_resource_pool", "n_gpus_per_node", "nnodes", "rollout")
+    },
 }
 
 
@@ -63,9 +81,29 @@ def check_counts(config: Any) -> None:
         check(counts, key, value, "must be a whole number, 1 or more")
 
 
+def _check_old_rewards(config: Any) -> None:
+    """Refuse reward settings under their older names: training would go on with another reward, in silence.
+
+    verl's ``migrate_legacy_reward_impl`` moves them, but ``main_ppo`` does not call it (verl pull request 7331).
+    """
+    for old, new in _OLD_REWARD.items():
+        found = OmegaConf.select(config, old)
+        given = OmegaConf.to_container(found, resolve=True) if OmegaConf.is_config(found) else found
+        for name, value in (flat(given, ".") if isinstance(given, dict) else {"": given}).items():
+            read = OmegaConf.select(config, new + name, default=_OLD_REWARD)
+            plus = "+" if read is _OLD_REWARD else ""
+            check(
+                value is None or value == read,
+                old + name,
+                value,
+                f"is an older name, which verl's main_ppo does not read; write {plus}{new}{name}",
+            )
+
+
 def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """Refuse settings under which the policy cannot work: ConfigError with the key, its value and what to write instead."""
     check_counts(config)
+    _check_old_rewards(config)
     rollout, estimator = config.actor_rollout_ref.rollout, config.algorithm.adv_estimator
     check(
         mode_of(config) in MODES,
