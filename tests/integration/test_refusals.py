@@ -234,7 +234,11 @@ def test_passes(overrides):
             r"adaptive\.filter\.filters: aero\.keep_degenerate=1: .*which opo would train",
         ),
         ("+adaptive=greso adaptive.on_exhausted=explode", "must be one of train_partial, relax, raise"),
-        ("+adaptive=greso algorithm.filter_groups.enable=true", r"\+adaptive=dapo"),
+        ("+adaptive=greso algorithm.filter_groups.enable=true", r"\+adaptive=dapo for"),
+        (
+            "+adaptive=dapo algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc",
+            r"\+adaptive=dapo with adaptive\.signal=acc for",
+        ),
         (
             "+adaptive=greso trainer.v1.sampler.sync_refill_failed_groups=true",
             r"adaptive\.refill does this.*leave it false",

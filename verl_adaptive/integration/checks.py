@@ -120,11 +120,13 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     )
     _check_group_size(rollout.n, str(estimator), adaptive, policy)
     groups = config.algorithm.get("filter_groups", None)
+    metric = "reward" if groups is None else groups.get("metric")
+    measured = "" if metric in (None, "reward") else f" with adaptive.signal={metric}"
     check(
         not (groups is not None and groups.get("enable", False)),
         "algorithm.filter_groups.enable",
         True,
-        "the adaptive filter does this: leave it false, and choose +adaptive=dapo for dynamic sampling",
+        f"the adaptive filter does this: leave it false, and choose +adaptive=dapo{measured} for dynamic sampling",
     )
     sampler = config.trainer.v1.sampler
     check(
