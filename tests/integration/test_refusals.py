@@ -27,6 +27,7 @@ from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import checks, compat, guard, plugin
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
+from verl_adaptive.integration.facts import BYPASS_LOSS
 from verl_adaptive.integration.minibatches import MinibatchMixin
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.run_plan import RunPlan
@@ -56,6 +57,8 @@ OWN_POOL = (
 )
 
 
+CORRECTION = "algorithm.rollout_correction"
+BYPASS = f"{CORRECTION}.bypass_mode"
 TEACHER = "distillation.enabled=true distillation.distillation_loss"
 ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom_reward_function.path"
 
@@ -342,6 +345,21 @@ def test_a_cap_needs_an_allocator_that_says_its_most(tmp_path):
             True,
         ),
         ("+adaptive=grpo algorithm.adv_estimator=grpo", "PPO with a critic", False),
+        # what a loss does that nobody has chosen
+        (f"+adaptive=solo {BYPASS}=true {CORRECTION}.rollout_is=token", "rollout_is=token has no effect", True),
+        (
+            f"+adaptive=solo {BYPASS}=true {CORRECTION}.rollout_is=token actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode",
+            "rollout_is=token has no effect",
+            True,
+        ),
+        ("+adaptive=sao algorithm.adv_estimator=gae", "has no effect", False),
+        (f"+adaptive=solo {BYPASS}=true", "has no effect", False),
+        (f"+adaptive=solo {BYPASS}=false {CORRECTION}.rollout_is=token", "has no effect", False),
+        (
+            f"+adaptive=solo {BYPASS}=true {CORRECTION}.rollout_is=token " + BYPASS_LOSS.replace("'", ""),
+            "has no effect",
+            False,
+        ),
         # a teacher that trains alone leaves the preset the prompts
         (f"+adaptive=solo {TEACHER}.use_task_rewards=false", "rewards and advantages train nothing", True),
         (f"+adaptive=solo {TEACHER}.use_task_rewards=true", "train nothing", False),

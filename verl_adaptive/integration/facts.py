@@ -21,6 +21,12 @@ from verl_adaptive.stats.snapshot import FOLDER
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
 SINGLE_TURN = "single_turn_agent"
 
+#: The loss that applies ``algorithm.rollout_correction`` with ``bypass_mode=true``; verl does not choose it by itself.
+BYPASS_LOSS = (
+    "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
+    "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}'"
+)
+
 
 def mode_of(config: Any) -> str:
     """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
@@ -238,6 +244,22 @@ def distillation_note(config: Any) -> str:
     return (
         "distillation.distillation_loss.use_task_rewards=false: rewards and advantages train nothing; by its rewards the preset "
         "only chooses which prompts are rolled out, how often, and which groups train"
+    )
+
+
+def bypass_note(config: Any) -> str:
+    """What of ``algorithm.rollout_correction`` verl's V1 trainers leave to a loss that is not chosen; empty: nothing."""
+    correction, loss = config.algorithm.get("rollout_correction") or {}, config.actor_rollout_ref.actor.policy_loss
+    told = loss.get("loss_mode") == "bypass_mode" and loss.get("rollout_correction") is not None
+    if told or not correction.get("bypass_mode", False):
+        return ""
+    usual = {"rollout_is": None, "rollout_rs": None, "loss_type": "ppo_clip"}
+    lost = [f"{name}={value}" for name, default in usual.items() if (value := correction.get(name, default)) != default]
+    if not lost:
+        return ""
+    return (
+        f"algorithm.rollout_correction.bypass_mode=true: {', '.join(lost)} has no effect: verl's V1 trainers leave it to the loss; "
+        f"add {BYPASS_LOSS}"
     )
 
 

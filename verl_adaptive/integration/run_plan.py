@@ -113,6 +113,7 @@ class RunPlan:
             facts.image_note(config, facts.model_kind(config)),
             facts.distillation_note(config),
             facts.order_note(config, policy),
+            facts.bypass_note(config),
             facts.estimator_note(config, adaptive.name),
         )
         steps = trainer.get("total_training_steps")
