@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, SequentialSampler
 
 pytest.importorskip("verl")
 
@@ -117,3 +117,17 @@ def test_a_shorter_data_set_goes_on_with_its_next_epoch(chunk, reads):
     other.loader.load_state_dict(stream.loader.state_dict())
     assert reads or other.loader.state_dict()
     assert sorted(other.take(16)[:16].tolist() + other.take(1).tolist())[-1] < 20
+
+
+@pytest.mark.parametrize("reads", [True, False])
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("chunk", [1, 8])
+def test_a_resume_that_shuffles_no_more_begins_a_pass(chunk, workers, reads):
+    """``data.shuffle=false``: the model was loaded, and torchdata ended the run with an assertion that says nothing."""
+    rows = Rows()
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=workers)
+    stream.take(8)
+    other = DataloaderPrompts(rows, SequentialSampler(rows), chunk=chunk, workers=workers)
+    other.loader.load_state_dict(stream.loader.state_dict())
+    assert reads or other.loader.state_dict()
+    assert other.take(8)[:8].tolist() == list(range(8))

@@ -54,7 +54,9 @@ class _Loader(StatefulDataLoader):
     def _get_iterator(self) -> Any:
         try:
             return super()._get_iterator()
-        except StopIteration:  # of a resume with a data set that ends before the position reached
+        except (StopIteration, AssertionError):
+            # A resume with a data set that ends before the position reached; or with data.shuffle=false now, whose sampler has
+            # no use for the state of a random one: a new pass begins.
             self.next_iter_state = None
             return super()._get_iterator()
 
