@@ -50,13 +50,13 @@ class NoGroups:
 
 
 def run_store_of(
-    root, keep=None, remote=None, adaptive=None, batch=4, n=4, mode="sync", estimator="grpo", **parts
+    root, keep=None, remote=None, adaptive=None, batch=4, n=4, mode="sync", estimator="grpo", shuffle=True, **parts
 ) -> tuple[RunStore, object]:
     engine, world = make_engine(batch=4, n=4, M=40, **parts)
     run(engine, world, 2)
     run_store = RunStore.__new__(RunStore)  # the parts that saving and pruning use, without a training set to read
     trainer = {"max_actor_ckpt_to_keep": keep, "default_hdfs_dir": remote, "v1": {"trainer_mode": mode}}
-    rollout = {"actor_rollout_ref": {"rollout": {"n": n}}, "data": {"train_batch_size": batch}}
+    rollout = {"actor_rollout_ref": {"rollout": {"n": n}}, "data": {"train_batch_size": batch, "shuffle": shuffle}}
     rollout["algorithm"] = {"adv_estimator": estimator}
     run_store.config = OmegaConf.create({"trainer": trainer, **rollout})
     run_store.adaptive, run_store.table, run_store.fingerprint = adaptive or AdaptiveConfig(), engine.table, "f"
@@ -250,6 +250,7 @@ def test_a_resume_under_other_settings(tmp_path, key, caplog):
     [
         ({"mode": "colocate_async"}, "trainer.v1.trainer_mode was 'sync', is 'colocate_async'"),
         ({"estimator": "rloo"}, "algorithm.adv_estimator was 'grpo', is 'rloo'"),
+        ({"shuffle": False}, "data.shuffle was True, is False"),
         ({"mode": "adaptive_sync"}, ""),
     ],
 )

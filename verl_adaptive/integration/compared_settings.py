@@ -45,6 +45,7 @@ LOGGED = frozenset(
         "adaptive.skip_zero_advantage",
         "trainer.v1.trainer_mode",
         "algorithm.adv_estimator",
+        "data.shuffle",
     }
 )
 
@@ -85,8 +86,9 @@ def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[
     return hard, soft
 
 
-def compared_of(config: Any, policy: Policy) -> dict[str, str]:
+def compared_of(config: Any, policy: Policy) -> dict[str, Any]:
     """Settings of verl's that a resume says have changed, by name; no estimator where the policy has its own."""
     own = policy.advantage.estimator is not None
     chosen = {} if own else {"algorithm.adv_estimator": str(config.algorithm.adv_estimator)}
-    return {"trainer.v1.trainer_mode": mode_of(config), **chosen}
+    order = {"data.shuffle": bool(config.data.get("shuffle", True))}
+    return {"trainer.v1.trainer_mode": mode_of(config), **chosen, **order}

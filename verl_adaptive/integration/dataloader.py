@@ -55,8 +55,8 @@ class _Loader(StatefulDataLoader):
         try:
             return super()._get_iterator()
         except (StopIteration, AssertionError):
-            # A resume with a data set that ends before the position reached; or with data.shuffle=false now, whose sampler has
-            # no use for the state of a random one: a new pass begins.
+            # of a resume with a data set that ends before the position reached; or with data.shuffle=false now, whose sampler
+            # has no use for the state of a random one
             self.next_iter_state = None
             return super()._get_iterator()
 
