@@ -183,7 +183,8 @@ class History:
         """Rollouts that uniform allocation with refills would need for the same informative groups.
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
-        weight. That is only fair if groups were of full size; small ones show variance less often. ``gaps`` are those of the run.
+        weight. That is only fair if groups were of full size; small ones show variance less often. What was aborted, failed
+        or lost is on neither side: uniform allocation would have it, too. ``gaps`` are those of the run.
         """
         if gaps:
             # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
@@ -209,14 +210,14 @@ class History:
         share = float((self._mixed[seen] / self._seen[seen]).mean())
         if share <= 0 or not self._trained:
             return {"why": "no group was informative"}
-        generated, needed = float(np.nan_to_num(self.generated[-1])), self._trained * n / share
+        judged, needed = sum(size * count for size, count in self._all_sizes.items()), self._trained * n / share
         return {
             "n": n,
             "share": share,
             "groups": self._trained,
             "needed": needed,
-            "generated": generated,
-            "saved": 1 - generated / needed,
+            "judged": judged,
+            "saved": 1 - judged / needed,
         }
 
 

@@ -180,20 +180,18 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
         out.append((f"{curve.values[-1]:.3f}", "validation", clean(remark)))
     if ledger:
         generated = ledger.rollouts.generated
-        steps = f"{number(facts.get('steps'))} step{'' if facts.get('steps') == 1 else 's'}"
         trained = f"{share(ledger.rollouts.trained, generated)} of them trained"
-        out.append((figures.short(generated), "rollouts generated", f"{steps}, {trained}"))
+        out.append((figures.short(generated), "rollouts generated", f"{_steps(facts['steps'])}, {trained}"))
     if history is not None and "saved" in history.uniform:
-        saved = history.uniform["saved"]
-        word = "fewer" if saved >= 0 else "more"
-        out.append((f"{abs(saved):.0%}", f"{word} rollouts than uniform", "estimate, see below"))
+        more = round(-history.uniform["saved"], 2) + 0.0  # never -0
+        out.append((f"{more:+.0%}", "rollouts against uniform", "estimate, see below"))
     if end is not None:
         finished = not end.left
         out.append(
             (
                 "done" if finished else span(end.hours_left) if end.hours_left == end.hours_left else "-",
                 "" if finished else "to go",
-                f"{'' if finished else 'of '}{number(end.steps)} steps, {figures.short(end.rollouts)} rollouts",
+                f"{'' if finished else 'of '}{_steps(end.steps)}, {figures.short(end.rollouts)} rollouts",
             )
         )
     rate = facts["pass_rate"]
@@ -203,6 +201,10 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
     if facts["retired"]:
         out.append((_large(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
     return out
+
+
+def _steps(count: float) -> str:
+    return f"{number(count)} step{'' if count == 1 else 's'}"
 
 
 def _large(value: int) -> str:
