@@ -412,6 +412,21 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     assert hearing.judge.standing() == judge.standing() and hearing.judge.metrics() == judge.metrics()
 
 
+def test_a_source_that_left_the_data_set_is_not_starved(tmp_path) -> None:
+    """Its prompts stay in the statistics; the share that it would get is of the data set as it is now."""
+    keys, sources = make_keys(32), ["gone"] * 16 + ["stays"] * 16
+    with Journal(tmp_path / "adaptive") as journal:
+        journal.begin(0, keys, sources)
+        for step in range(1, 101):
+            if step == 3:
+                journal.begin(2, keys[16:], sources[16:], parent=journal.id)
+            rows = np.arange(16 if step > 2 else 0, 32)
+            groups = Groups.from_lists(rows, [[0.0, 1.0] * 4] * len(rows))
+            outcomes, names = ["trained"] * len(rows), [sources[row] for row in rows]
+            journal.commit_step(step, groups, keys[rows], outcomes, {}, {}, sources=names)
+    assert hear(open_run(tmp_path)).raised == []
+
+
 def test_a_journal_has_the_rewards_whatever_the_signal(tmp_path) -> None:
     """With ``adaptive.signal=acc`` a noisy reward looked precise: its squares were those of the signal."""
     draw, keys = np.random.default_rng(0), make_keys(16)

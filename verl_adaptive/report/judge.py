@@ -549,7 +549,7 @@ class Hearing:
             alarms = build(AlarmConfig, settings, "alarms")
         except ConfigError as error:
             raise StoreError(f"the journal is damaged: {error}") from error
-        prompts = np.bincount(table.col("source"), minlength=len(table.sources))
+        prompts = np.bincount(table.col("source")[: run.pool], minlength=len(table.sources))
         self.judge = Judge(alarms, table.sources, prompts, signal=str(run.about.get("signal", "reward")))
         self.raised: list[Finding] = []
         self._code, self._waiting = table.col("source").astype(np.int64), run.validations()

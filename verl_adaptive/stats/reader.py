@@ -192,7 +192,7 @@ class JournalReader:
                 "that were never visited are not known: restore it from a copy"
             ) from error
 
-    def replay(self, *, last_step: float, tolerance: float) -> tuple[StatsTable, Flips]:
+    def replay(self, *, last_step: float, tolerance: float) -> tuple[StatsTable, Flips, int]:
         """The statistics as the live line made them, over every prompt of the data set.
 
         In the sync mode they equal the run's, bit for bit. In the asynchronous modes ``first_step``, ``last_step`` and
@@ -204,19 +204,20 @@ class JournalReader:
             tolerance: as in :meth:`StatsTable.observe`.
 
         Returns:
-            The table, and how the prompts' pass rates went to and fro.
+            The table, how the prompts' pass rates went to and fro, and how many rows are of the newest attempt's data set:
+            the first ones; all, if it names none.
         """
         table = StatsTable()
         known = self.dataset()
         if known is not None:
             table.rows_for(known[0], sources=known[1])
-        flips = Flips()
+        pool, flips = len(table), Flips()
         for page in self.observations(last_step=last_step):
             rows = table.rows_for(key_words(page.column("key")), sources=page.column("source").to_pylist())
             w = Window.of(page, rows, tolerance)
             table.observe_visits(w)
             flips.add(rows, w.rate, w.n, len(table))
-        return table, flips
+        return table, flips, len(table) if known is None else pool
 
 
 def _whole(path: Path, tail: int | None = None) -> Iterator[bytes]:

@@ -166,32 +166,34 @@ class Run:
         """``(prompts, step)`` known to be retired, for a journal from the newest snapshot beside it; None if not known."""
         return self._read[1]
 
+    @property
+    def pool(self) -> int:
+        """Rows of :attr:`table`, the first ones, that are the data set's; the others were in it before a resume changed it."""
+        return self._read[3]
+
     @cached_property
-    def _read(self) -> tuple[StatsTable, tuple[int, int | None] | None, Flips | None]:
+    def _read(self) -> tuple[StatsTable, tuple[int, int | None] | None, Flips | None, int]:
         with reading(self.source):
             if self.kind == "results":
-                where, success = Path(self.where), self._success
-                return (
-                    read_results(where, identity=self.identity, success=success, tolerance=self.tolerance),
-                    None,
-                    None,
-                )
+                how: dict[str, Any] = {"identity": self.identity, "success": self._success, "tolerance": self.tolerance}
+                table = read_results(Path(self.where), **how)
+                return table, None, None, len(table)
             if self.kind == "snapshot":
                 table = read_snapshot(self.where)[0]
-                return table, (int((table.col("retired") > 0).sum()), self.about.get("step")), None
-            table, flips = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
+                return table, (int((table.col("retired") > 0).sum()), self.about.get("step")), None, len(table)
+            table, flips, pool = self._journal.replay(tolerance=self.tolerance, last_step=self.last)
             if self.last < math.inf or self.kind == "rollouts":
-                return table, None, flips
+                return table, None, flips, pool
             steps = self.steps.column("step").to_numpy()
             attempts = [stretch.about.get("id") for stretch in self._journal.live]
-            return table, _retired(self._checkpoints(), int(steps.max(initial=0)), attempts, table), flips
+            return table, _retired(self._checkpoints(), int(steps.max(initial=0)), attempts, table), flips, pool
 
     @cached_property
     def prompts(self) -> Prompts:
         """The prompts as columns: the table's, and those that follow from them."""
         from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
 
-        table, _, flips = self._read
+        table, _, flips, _ = self._read
         return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.flipping()})
 
     @cached_property
