@@ -17,7 +17,7 @@ from typing import Any
 from verl_adaptive.significance import significant
 from verl_adaptive.simulate.driver import ENDS
 from verl_adaptive.simulate.equal_budget import BASELINE, by_preset, mean_of
-from verl_adaptive.simulate.presets import REFERENCES
+from verl_adaptive.simulate.presets import PEERS, REFERENCES
 
 
 @dataclass
@@ -64,7 +64,7 @@ class Merits:
     def _best(self) -> str:
         """The sentence about the presets with a figure."""
         known = (p for p in self.ranked(self.ratios) if self.ratios[p])
-        real = [p for p in known if p.split()[0] not in REFERENCES and p != BASELINE]
+        real = [p for p in known if p.split()[0] not in (*PEERS, *REFERENCES) and p != BASELINE]
         if not real:
             return ""
         first, *others = real
