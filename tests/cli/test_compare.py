@@ -254,7 +254,7 @@ def test_a_target_that_the_first_arm_never_reaches_is_a_share_of_all_that_it_spe
     arms = {"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.2, 0.6)]}
     first, other = outcomes(arms, target=0.5)
     assert first.shares == {1: np.inf} and other.shares == pytest.approx({1: 0.75})
-    assert "b reaches 0.5 with 75% of a's rollouts." in sentence([first, other], "rollouts", 0.5)
+    assert "b reaches 0.5 with 75% of the rollouts that a spends on it." in sentence([first, other], "rollouts", 0.5)
     assert outcomes(arms, target=0.3)[1].shares == pytest.approx({1: 0.5})
 
 

@@ -238,7 +238,7 @@ def _print(found: dict[str, Any]) -> None:
             + tuple("-" if found["single"] and c != "retired" else number(d[c]) for c in ("easy", "hard", "retired"))
             for name, d in sources[:30]
         ]
-        heads = ("prompts", "visited", "rollouts", "pass rate", "all right", "all wrong", "retired")
+        heads = ("prompts", "visited", "rollouts", "pass rate", "now all right", "now all wrong", "retired")
         columns = [("data source", "left"), *((h, "right") for h in heads)]
         title = f"by data source{'' if len(sources) <= 30 else f' (30 of {len(sources)})'}"
         out.print()

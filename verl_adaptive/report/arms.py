@@ -153,9 +153,8 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
             said.append(f"{one.name} and {first.name} have no seed in common.")
             continue
         share = median(list(one.shares.values()))
-        reached = (
-            f"does not reach {aim}" if share is None else f"reaches {aim} with {share:.0%} of {first.name}'s {cost}"
-        )
+        of = f"{first.name}'s {cost}" if target is None else f"the {cost} that {first.name} spends on it"
+        reached = f"does not reach {aim}" if share is None else f"reaches {aim} with {share:.0%} of {of}"
         itself = median(list(first.shares.values()))  # a curve that falls in the end was there before
         if share is not None and target is None and itself is not None and itself < 0.995:
             reached += f" ({first.name} itself: {itself:.0%})"
