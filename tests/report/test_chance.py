@@ -11,9 +11,8 @@ import pytest
 from tests.stats.made import make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.common import matched
+from verl_adaptive.report.judge import FLIPPING, REGRESSED, SUSPECTED
 from verl_adaptive.report.lists import lists_of
-from verl_adaptive.report.overview import FLIPPING, REGRESSED
-from verl_adaptive.report.suspects import suspects
 from verl_adaptive.simulate import make_simulation, parse_pool
 from verl_adaptive.simulate.pools import make_pool
 from verl_adaptive.stats import StatsTable
@@ -77,6 +76,17 @@ def test_what_is_planted_is_found() -> None:
     assert 10 <= found["clearly_better_in_b"] <= 12 and found["clearly_worse_in_b"] <= 2
 
 
+def test_the_commands_of_a_list_name_all_of_it() -> None:
+    """Those of wrong labels named sixty keys, and said that it was all of them."""
+    rates = np.full((4, PROMPTS), 0.8)
+    rates[:, :100] = 0.0
+    prompts = visited(rates, 8, 5)
+    found = {each.title: each for each in lists_of(prompts, 16, 50)}
+    for each in (found["Likely wrong labels"], found["Never solved"]):
+        assert len(each.records) == 50 and set(range(100)) <= set(prompts.where(each.where).tolist())
+        assert len(prompts.where(each.where)) == each.total == PROMPTS - len(prompts.where(each.keep))
+
+
 @pytest.mark.parametrize("n", [1, 8])
 def test_a_prompt_that_fell_and_stays_low_has_regressed(n) -> None:
     """Only the latest visit was looked at: after as many low visits as high ones nothing was surprising, with n = 1 never."""
@@ -117,7 +127,7 @@ def test_what_a_sampler_skips_is_not_suspected() -> None:
     world = make_pool(parse_pool("mixed:prompts=1200,sources=3,told=0.8"), 1)
     simulation = make_simulation("greso", world, batch=64, n=8, steps=80, seed=0)
     assert len(list(simulation)) == 80
-    assert len(suspects(Prompts(simulation.engine.table))[0]) <= 12  # one in two hundred is six
+    assert len(Prompts(simulation.engine.table).where(SUSPECTED)) <= 12  # one in two hundred is six
 
 
 @pytest.mark.parametrize("by_prompt", [False, True])

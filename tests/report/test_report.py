@@ -28,12 +28,12 @@ from verl_adaptive.report.findings import _moves, _waste
 from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _commands, _large
 from verl_adaptive.report.pictures import learning, pictures
-from verl_adaptive.report.suspects import surprise
 from verl_adaptive.stats import Journal, StatsTable, open_run
 from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.prompts import Prompts
+from verl_adaptive.stats.suspects import surprise
 
 SECTIONS = (
     *("Learning", "What to look at today", "The end of the run", "Likely wrong labels"),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_adaptive.report.judge import REGRESSED, never_solved
-from verl_adaptive.report.suspects import suspects
+from verl_adaptive.report.judge import REGRESSED, SUSPECTED, never_solved
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.text import clean
@@ -23,7 +22,7 @@ def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
     """Name → rows of :data:`COLUMNS`, those to look at first."""
     prompts = Prompts(table)
     chosen = {
-        "likely_wrong_labels": suspects(prompts)[0],
+        "likely_wrong_labels": prompts.order("surprise", prompts.where(SUSPECTED), True),
         "never_solved": prompts.order("rollouts", prompts.where(never_solved(TRIES)), True),
         "regressed": prompts.order("change", prompts.where(REGRESSED)),
     }

@@ -9,7 +9,7 @@ import numpy as np
 
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.course import History
-from verl_adaptive.report.judge import SOLVED, Finding, dead, fallen, of_source, unsolved
+from verl_adaptive.report.judge import SOLVED, SUSPECTED, Finding, dead, fallen, of_source, unsolved
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.stats.chance import LISTED, fdr_score
 from verl_adaptive.stats.prompts import Prompts
@@ -36,6 +36,7 @@ def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], s
                 False,
                 f"{suspected:,} prompt{'s fail' if suspected > 1 else ' fails'} although others of the same source are solved",
                 "A wrong label, an answer in another form, or a truncated question: see the list, the first ones first.",
+                SUSPECTED,
             )
         )
     for first, last, reason in facts.get("gaps") or []:

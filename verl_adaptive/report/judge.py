@@ -40,6 +40,7 @@ from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.stats import Run, StoreError
 from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.history import Window
+from verl_adaptive.stats.suspects import SURPRISING
 from verl_adaptive.text import clean
 
 #: Kinds that are judged by source.
@@ -73,6 +74,7 @@ _JUMP = "adaptive/advantage/jump"
 #: Conditions on prompts, as for ``stats --where``: a large change, and significant.
 REGRESSED = f"change <= -0.5 and regression >= {LISTED}"
 FLIPPING = f"flips >= 2 and flipping >= {LISTED}"
+SUSPECTED = f"surprise >= {SURPRISING}"
 
 _WHY = {
     "never_solved": "Read a few of its rollouts: does the reward function parse the answers' format? If the prompts are too hard, leave them out "

@@ -5,15 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from verl_adaptive.report.judge import FLIPPING, REGRESSED, never_solved
-from verl_adaptive.report.suspects import suspects
+from verl_adaptive.report.judge import FLIPPING, REGRESSED, SUSPECTED, never_solved
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.prompts import Prompts
+from verl_adaptive.stats.suspects import SURPRISING
 
 _SHOWN = ("key", "source", "visits", "rollouts", "pass_rate", "last_step")
-#: Keys that a command line can hold.
-_KEYS = 60
 
 
 @dataclass
@@ -25,7 +23,7 @@ class PromptList:
         about: what is in it, and why one would look.
         total: prompts that belong to it; ``records`` has the first ones.
         records: column → value, a dict a prompt.
-        where: a condition for ``stats --where`` that names all of them (or, of suspects, the listed ones).
+        where: a condition for ``stats --where`` that names all of them.
         keep: one for ``export --data --where`` that leaves them out.
     """
 
@@ -39,28 +37,22 @@ class PromptList:
 
 def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     """Likely wrong labels, never solved, regressed, and (of journals) flip-flopping prompts."""
-    doubtful, value = suspects(prompts)
-    records = prompts.records(_SHOWN, doubtful[:limit])
-    for record, row in zip(records, doubtful[:limit].tolist(), strict=True):
-        record["surprise"] = float(value[row])
-    keys = ", ".join(f'"{record["key"][:12]}"' for record in records[:_KEYS])
-    out = [
-        PromptList(
-            "Likely wrong labels",
-            "Failed again and again, though their data source's other prompts are solved. Surprise is minus log₁₀ of the chance "
-            "that a prompt of the source does as badly; an answer on which the rollouts agree against the label speaks "
-            "against the label.",
-            len(doubtful),
-            records,
-            f"key in [{keys}]" if keys else "",
-            f"key not in [{keys}]" if keys else "",
-        )
-    ]
+    out: list[PromptList] = []
 
     def add(title: str, about: str, where: str, keep: str, by: str, *extra: str, largest_first: bool = True) -> None:
         rows = prompts.order(by, prompts.where(where), largest_first)
         out.append(PromptList(title, about, len(rows), prompts.records((*_SHOWN, *extra), rows[:limit]), where, keep))
 
+    add(
+        "Likely wrong labels",
+        "Failed again and again, though their data source's other prompts are solved. Surprise is minus log₁₀ of the chance "
+        "that a prompt of the source does as badly; an answer on which the rollouts agree against the label speaks against the "
+        "label.",
+        SUSPECTED,
+        f"surprise < {SURPRISING}",
+        "surprise",
+        "surprise",
+    )
     add(
         "Never solved",
         f"Not one success in {tries} rollouts or more: too hard, or a wrong label.",

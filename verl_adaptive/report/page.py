@@ -128,8 +128,6 @@ def _stats_command(facts: dict[str, Any], where: str) -> str:
 
 def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
     """To write all of them to a file, and to leave them out of the data set."""
-    if not where:
-        return "", ""
     data = shlex.join([facts.get("data") or "train.parquet", *facts["identity"]])
     export = f"verl-adaptive export {shlex.quote(facts['argument'])}"
     kept = f"{export} kept.parquet --data {data} --where {shlex.quote(keep)} --keep-unseen"

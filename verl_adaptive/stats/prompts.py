@@ -12,6 +12,7 @@ import pyarrow as pa
 from verl_adaptive.stats.chance import as_few, fdr_score
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.keys import key_hex
+from verl_adaptive.stats.suspects import surprises
 from verl_adaptive.stats.table import StatsTable
 
 
@@ -53,6 +54,10 @@ DERIVED: dict[str, tuple[str, Callable[[Prompts], np.ndarray]]] = {
     "regression": (
         "-log10 of the false discovery rate of a fall of the pass rate; 1.3 is 5 %",
         _regression,
+    ),
+    "surprise": (
+        "of a prompt that hardly ever succeeds: -log10 of the chance that one of its data source does as badly",
+        lambda p: np.round(surprises(p.table), 6),
     ),
 }
 

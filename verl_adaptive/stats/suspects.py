@@ -13,7 +13,7 @@ import math
 import numpy as np
 
 from verl_adaptive.stats.chance import fit_beta
-from verl_adaptive.stats.prompts import Prompts
+from verl_adaptive.stats.table import StatsTable
 
 #: Surprise from which a prompt is listed: one prompt in two hundred of its source does as badly by chance.
 SURPRISING = 2.3
@@ -52,10 +52,9 @@ def _tail(most: int, n: int, a: float, b: float) -> float:
     return max(0.0, -(top + math.log(sum(math.exp(t - top) for t in terms))) / math.log(10))
 
 
-def suspects(prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
-    """Rows of suspected prompts, the most surprising first, and their surprise."""
-    table = prompts.table
-    rollouts, successes = prompts.get("rollouts"), prompts.get("successes")
+def surprises(table: StatsTable) -> np.ndarray:
+    """float64, one a row: the surprise of each suspected prompt, 0 of the others."""
+    rollouts, successes = (table.col(name).astype(np.float64) for name in ("rollouts", "successes"))
     code = table.col("source").astype(np.int64)
     value = np.zeros(len(table))
     doubtful = (rollouts >= _LEAST) & (successes <= _LUCKY * rollouts)
@@ -68,5 +67,4 @@ def suspects(prompts: Prompts) -> tuple[np.ndarray, np.ndarray]:
         # by prompt: samplers give most rollouts to what is half solved
         a, b = fit_beta(rollouts[inside], successes[inside], by_prompt=True)
         value[rows] = surprise(successes[rows], rollouts[rows], a, b)
-    rows = np.flatnonzero(value >= SURPRISING)
-    return rows[np.lexsort((table.key_lo[rows], table.key_hi[rows], -value[rows]))], value
+    return value
