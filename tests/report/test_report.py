@@ -399,6 +399,14 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     assert any("1 prompt fails although" in f.what for f in made.findings)
 
 
+def test_verls_rollouts_have_texts_without_a_data_set(tmp_path) -> None:
+    """Below them the page said that texts and answers appear with --data."""
+    rows = rows_of(1, lambda i: "sums")
+    dumped(tmp_path / "rollouts", rows, [(0, [("#### 1", 0.0)] * 16)])
+    page = page_of(tmp_path / "rollouts", tmp_path)
+    assert ">expected</th>" in page and "Row numbers and data sources appear with --data" in page
+
+
 @pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])
 def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> None:
     texts = {"short": "Is 12 even?", "long": "Is 12 even? Is 2 even?"}
