@@ -204,9 +204,13 @@ def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
     for name in ("one", "two"):
         validated(tmp_path / name, steps=5)
     assert "no different seeds" in call("compare", f"grpo={arms}/grpo-s*", other)[2]
-    make_run(tmp_path / "blind", run_id="p/one-7", steps=5, snapshot=False)
-    said = call("compare", f"grpo={arms}/grpo-s*", f"x={tmp_path}/blind")[2]
-    assert "blind/adaptive has no validation: give every run a trainer.test_freq" in " ".join(said.split())
+    make_run(tmp_path / "blind", run_id="p/one-7", steps=5)
+    for folder, kind, hint in (
+        ("adaptive", "journal", "give every run a trainer.test_freq"),
+        ("global_step_5/adaptive", "snapshot", "name the run's journal"),
+    ):
+        said = call("compare", f"grpo={arms}/grpo-s*", f"x={tmp_path}/blind/{folder}")[2]
+        assert f"blind/{folder} ({kind}) has no validation: {hint}" in " ".join(said.split())
 
 
 def test_whole_runs_need_a_share_of_what_the_first_arm_spent(arms, call) -> None:

@@ -219,7 +219,8 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     validations = {run.id: run.validations() if run.has_course else [] for run in runs}
     for run in runs:
         if not validations[run.id]:
-            raise AdaptiveError(f"{run.where} has no validation: give every run a trainer.test_freq")
+            hint = "give every run a trainer.test_freq" if run.has_course else "name the run's journal"
+            raise AdaptiveError(f"{run.where} ({run.kind}) has no validation: {hint}")
     own = {run.id: set.intersection(*(set(one["metrics"]) for one in validations[run.id])) for run in runs}
     common = set.intersection(*own.values())
     shared = {
