@@ -281,7 +281,7 @@ class ReplayReport:
         attempt: name of the attempt.
         steps: whole steps replayed.
         decisions: decisions compared, of whatever kind.
-        looks: times results came back.
+        polls: times results came back.
         rollouts: rollouts in them.
         difference: the first decision that came out differently, or an empty string.
         open_step: the step in which the record ends (a killed run's), or None.
@@ -293,7 +293,7 @@ class ReplayReport:
     attempt: str
     steps: int = 0
     decisions: int = 0
-    looks: int = 0
+    polls: int = 0
     rollouts: int = 0
     difference: str = ""
     open_step: int | None = None
@@ -314,7 +314,7 @@ class ReplayReport:
     def __str__(self) -> str:
         if self.empty:
             return f"{self.attempt}: the record is empty, there is nothing to compare"
-        seen = f"{self.attempt}: {self.steps} steps, {self.looks} looks, {self.rollouts} rollouts"
+        seen = f"{self.attempt}: {self.steps} steps, {self.polls} polls, {self.rollouts} rollouts"
         of = f" of {self.planned}" if self.planned is not None else ""
         tail = "" if self.open_step is None else f" (the record ends within step {self.open_step}{of})"
         if not tail and self.planned is not None and self.last < self.planned:
@@ -393,7 +393,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
                 _same_requests(events, engine.begin(step), report)
             elif "back" in event:
                 results = results_of(event)
-                report.looks += 1
+                report.polls += 1
                 report.rollouts += results.rollouts
                 _same_requests(events, engine.receive(results), report)
             elif "abandon" in event:

@@ -83,7 +83,7 @@ _WHY = {
     "few.",
     "cut": "Raise data.max_response_length, or penalise length: a cut answer is wrong whatever it thought.",
     "jumped": "Reward hacking, a verifier that fails, or a sampler that turned to other prompts (cero): read a few rollouts.",
-    "starved": "The sampler sees nothing to learn there, or explores too little.",
+    "starved": "The sampler sees nothing to learn there, or explores too little; or rows of other sources repeat.",
     "all_succeed": "Set adaptive.success.threshold, or adaptive.signal.",
     "dead_share": "Fix the reward function, set adaptive.success.threshold if its rewards vary, or leave the source out "
     "(verl-adaptive export --data).",
