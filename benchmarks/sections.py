@@ -137,7 +137,10 @@ def accuracy(found: Found) -> list[str]:
     lines = ["## Accuracy at equal rollouts", ""]
     aside = {*IN_ROUNDS, *INGREDIENTS, *WITHOUT} - {"reinforce", "spo", "solo-2", "pilot_commit-pipelined"}
     for pool, made in found.items():
-        names = [name for name in made if name.split()[0] not in aside]
+        shown = (
+            aside - {"solo-thin"} if pool.startswith("pretrained") else aside
+        )  # elsewhere beside `solo`, in a table of its own
+        names = [name for name in made if name.split()[0] not in shown]
         best = f"GRPO ends at {made['grpo'].final:.3f}. Best GRPO: `{made['grpo'].best_grpo}`."
         if greatest := [f"`{name}` {made[name].greatest:.1f}" for name in names if made[name].greatest]:
             best += f" Greatest |advantage|: {', '.join(greatest)}."
