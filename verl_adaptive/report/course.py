@@ -183,7 +183,7 @@ class History:
         """Rollouts that uniform allocation with refills would need for the same informative groups.
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
-        weight. That is only fair if groups were of full size; small ones show variance less often. What was aborted, failed
+        weight. That is only fair if groups were of one size; larger ones show variance more often. What was aborted, failed
         or lost is on neither side: uniform allocation would have it, too. ``gaps`` are those of the run.
         """
         if gaps:
@@ -201,12 +201,9 @@ class History:
         ((n, _),) = self._sizes.most_common(1)
         if n == 1:
             return {"why": "it compares informative groups, and a single rollout has no variance"}
-        small = sum(count for size, count in self._all_sizes.items() if size < n)
-        whole = self._all_sizes.total()
-        if small > 0.05 * whole:
-            return {
-                "why": f"groups are of different sizes ({small / whole:.0%} below {n}), which cannot be compared fairly"
-            }
+        other = 1.0 - self._all_sizes[n] / self._all_sizes.total()
+        if other > 0.05:
+            return {"why": f"groups are of different sizes ({other:.0%} not of {n}), which cannot be compared fairly"}
         share = float((self._mixed[seen] / self._seen[seen]).mean())
         if share <= 0 or not self._trained:
             return {"why": "no group was informative"}
