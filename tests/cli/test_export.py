@@ -12,9 +12,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
+from verl_adaptive.commands import export
 from verl_adaptive.stats import StatsTable, dataset_keys, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
 from verl_adaptive.stats.keys import Identity, key_hex
+from verl_adaptive.stats.prompts import DERIVED
 
 
 def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:
@@ -32,6 +34,17 @@ def test_prompts_in_three_formats_agree(finished, tmp_path, call) -> None:
     by_key = dict(zip(key_hex(table.keys), table.col("successes").tolist(), strict=True))
     assert all(r["successes"] == by_key[r["key"]] for r in parquet) and len(parquet) == (table.col("visits") > 0).sum()
     assert {r["source"] for r in parquet} == {r["source"] for r in rows} == {"gsm8k", "math", HOSTILE}
+
+
+def test_a_column_that_follows_from_all_prompts_is_made_once(finished, tmp_path, call, monkeypatch) -> None:
+    about, surprise = DERIVED["surprise"]
+    made = []
+    monkeypatch.setitem(DERIVED, "surprise", (about, lambda prompts: made.append(prompts) or surprise(prompts)))
+    whole, pages = tmp_path / "whole.parquet", tmp_path / "pages.parquet"
+    call("export", finished.folder, whole)
+    monkeypatch.setattr(export, "_BATCH", 10)
+    call("export", finished.folder, pages)
+    assert len(made) == 2 and pq.read_table(pages).equals(pq.read_table(whole))
 
 
 def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:

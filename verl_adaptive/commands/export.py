@@ -39,6 +39,7 @@ from verl_adaptive.stats.atomic import write_file
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.files import StoreError, open_parquet
+from verl_adaptive.stats.prompts import DERIVED, Prompts
 from verl_adaptive.stats.reader import OBSERVATIONS
 from verl_adaptive.text import number, plain, share
 
@@ -108,7 +109,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _prompts(prompts: Any, rows: np.ndarray) -> Iterator[Any]:
+def _prompts(prompts: Prompts, rows: np.ndarray) -> Iterator[Any]:
+    # what follows from all prompts once, not for every page
+    prompts = Prompts(prompts.table, {**prompts.further, **{name: prompts.get(name) for name in DERIVED}})
     for begin in [0] if not len(rows) else range(0, len(rows), _BATCH):
         yield prompts.to_arrow(rows[begin : begin + _BATCH])
 
