@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from torch.utils.data import Dataset, SequentialSampler
+from torch.utils.data import Dataset, Sampler, SequentialSampler
 
 pytest.importorskip("verl")
 
@@ -131,3 +131,28 @@ def test_a_resume_that_shuffles_no_more_begins_a_pass(chunk, workers, reads):
     other.loader.load_state_dict(stream.loader.state_dict())
     assert reads or other.loader.state_dict()
     assert other.take(8)[:8].tolist() == list(range(8))
+
+
+class Stages(Sampler):
+    """A curriculum of one's own (``data.sampler.class_path``), which goes on with the same stages only."""
+
+    def __init__(self, stages: int) -> None:
+        self.stages = stages
+
+    def __iter__(self):
+        return iter(range(SIZE))
+
+    def state_dict(self) -> dict:
+        return {"stages": self.stages}
+
+    def load_state_dict(self, state: dict) -> None:
+        assert state["stages"] == self.stages, "other stages"
+
+
+def test_what_a_sampler_of_ones_own_refuses_is_refused():
+    stream = DataloaderPrompts(Rows(), Stages(3), chunk=8, workers=0)
+    stream.take(8)
+    other = DataloaderPrompts(Rows(), Stages(4), chunk=8, workers=0)
+    other.loader.load_state_dict(stream.loader.state_dict())
+    with pytest.raises(AssertionError, match="other stages"):
+        other.take(8)

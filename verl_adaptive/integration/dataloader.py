@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
 import numpy as np
-from torch.utils.data import Dataset
+from torch.utils.data import Dataset, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 from verl_adaptive.errors import AdaptiveError
@@ -54,9 +54,11 @@ class _Loader(StatefulDataLoader):
     def _get_iterator(self) -> Any:
         try:
             return super()._get_iterator()
-        except (StopIteration, AssertionError):
+        except (StopIteration, AssertionError) as error:
             # of a resume with a data set that ends before the position reached; or with data.shuffle=false now, whose sampler
             # has no use for the state of a random one
+            if isinstance(error, AssertionError) and not isinstance(self.sampler, SequentialSampler):
+                raise  # data.sampler.class_path: what its class refuses
             self.next_iter_state = None
             return super()._get_iterator()
 
