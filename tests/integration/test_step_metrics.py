@@ -15,8 +15,9 @@ pytest.importorskip("verl")
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.cli.stores import hostile_rows, write_dataset
-from tests.world import World, make_engine, run_step
+from tests.world import Arrivals, World, make_engine, make_stream_engine, run_step
 from verl_adaptive.cli import main
+from verl_adaptive.engine import AsyncEngine, StepResult
 from verl_adaptive.engine import make_engine as make
 from verl_adaptive.integration import inspect, step_metrics
 from verl_adaptive.stats import StatsTable
@@ -87,6 +88,29 @@ def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
     assert step_metrics._groups({**metrics, "adaptive/rollouts/generated_total": 1024.0}).startswith(
         "128 groups: 0 informative"
     )
+
+
+def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float], str]]:
+    """Result, metrics and line of each step of an engine and its world."""
+    engine, world = made
+    arrivals, out = Arrivals(world), []
+    for step in range(1, steps + 1):
+        result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "verl_adaptive"):
+            metrics = step_metrics.step_metrics(engine, result, [], updates=0)
+        out.append((result, metrics, caplog.records[0].getMessage()))
+    return out
+
+
+@pytest.mark.parametrize("make_one", [make_engine, make_stream_engine])
+@pytest.mark.parametrize("sampler", ["epoch", "spread"])
+def test_passes_over_the_data_include_this_step(caplog, make_one, sampler) -> None:
+    """Of prompts picked from the pool the first step said 0.00."""
+    for step, (_, metrics, line) in enumerate(lines_of(3, caplog, make_one(sampler, batch=8, n=4, M=32)), 1):
+        generated = metrics["adaptive/cumulative/rollouts_generated"]
+        passes = step / 4 if sampler == "epoch" else generated / (4 * 32)
+        assert metrics["adaptive/prompts/epoch"] == passes > 0 and line.endswith(f"epoch {passes:.2f}")
 
 
 def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> None:

@@ -202,13 +202,11 @@ class AsyncEngine(Engine):
         self.tracker.level(self.ready.groups)
         note, partial = next((r.note for r in self._taken if r.note), ""), any(r.partial for r in self._taken)
         result = StepResult(**vars(left), ledger=self.ledger, partial=partial, note=note, rounds=self.progress.round)
-        self.tracker.account(result)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
         self._paid = {submission: paid for submission, paid in self._paid.items() if submission in living}
         self._pool = min(self._pool, sum(self._paid.values()))
-        self.policy.end_step(self.progress)
-        self.recorder.finished(result)
+        self._close_step(result)
         return result
 
     @property

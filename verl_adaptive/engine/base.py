@@ -224,6 +224,13 @@ class Engine(ABC):
         self.prompt_source.skipped = 0
         self.tracker.open_step(self.progress)
 
+    def _close_step(self, result: StepResult) -> None:
+        """The account is whole: everybody is told that the step is over."""
+        self.tracker.account(result)
+        self.progress.epoch = self.prompt_source.epoch(self.total.rollouts.generated)
+        self.policy.end_step(self.progress)
+        self.recorder.finished(result)
+
     def _landed(self, results: Groups) -> Groups:
         """What came back, out of flight and joined to its groups; AdaptiveError if it was not asked for, or came back twice."""
         back = np.isin(self.flight.submission, results.submission)

@@ -207,17 +207,13 @@ class OrderedEngine(Engine):
         alive = closed.groups.select(~closed.groups.failed)
         progress.kept, progress.open, progress.round = int(closed.trained.sum()), 0, step.waves
         progress.planned = int(t.spent[: step.head].sum())
-        if not self.prompt_source.picks:
-            progress.epoch = self.prompt_source.epoch(self.total.rollouts.generated)
         if len(alive):
             self.policy.observe(alive, progress)
         tracker.hold(held)
         tracker.level()
         self._explain()
         result = tracker.batch(Closed.concat(tracker.closed).sorted(), step.waves)
-        tracker.account(result)
-        self.policy.end_step(progress)
-        self.recorder.finished(result)
+        self._close_step(result)
         return result
 
     # -- candidates -----------------------------------------------------------------------------------------
