@@ -17,7 +17,7 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from tests.cli.stores import hostile_rows, write_dataset
 from tests.world import Arrivals, World, make_engine, make_stream_engine, run_step
 from verl_adaptive.cli import main
-from verl_adaptive.engine import AsyncEngine, StepResult
+from verl_adaptive.engine import AsyncEngine, AsyncFacts, StepResult
 from verl_adaptive.engine import make_engine as make
 from verl_adaptive.integration import inspect, step_metrics
 from verl_adaptive.stats import StatsTable
@@ -73,21 +73,9 @@ def test_a_warm_start_visits_nothing() -> None:
 def test_a_step_without_rollouts_has_a_line() -> None:
     names = ("groups/trained_total", "groups/finished_total", "groups/informative_total")
     names += ("pass_rate/generated_mean",)
-    names += ("rollouts/generated_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
+    names += ("rollouts/dropped_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
     line = step_metrics.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
     assert line.startswith("step 3: 0 groups: 0 informative, 0 train | 0 rollouts | pass rate")
-
-
-def test_groups_of_one_are_prompts_and_not_called_uninformative() -> None:
-    counts = {"finished": 128.0, "informative": 0.0, "trained": 128.0}
-    metrics = {f"adaptive/groups/{name}_total": count for name, count in counts.items()}
-    assert (
-        step_metrics._groups({**metrics, "adaptive/rollouts/generated_total": 128.0})
-        == "128 prompts of one rollout, all train"
-    )
-    assert step_metrics._groups({**metrics, "adaptive/rollouts/generated_total": 1024.0}).startswith(
-        "128 groups: 0 informative"
-    )
 
 
 def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float], str]]:
@@ -101,6 +89,29 @@ def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float
             metrics = step_metrics.step_metrics(engine, result, [], updates=0)
         out.append((result, metrics, caplog.records[0].getMessage()))
     return out
+
+
+def test_groups_of_one_are_prompts_and_not_called_uninformative(caplog) -> None:
+    """Also where a session raised, which returns nothing: there were 15 rollouts of 16 groups, "0 informative"."""
+    world = World(np.full(64, 0.5), failure=0.1)
+    steps = lines_of(4, caplog, make_engine("spread", advantage="memory", batch=16, n=1, world=world))
+    assert sum(metrics["adaptive/groups/failed_total"] for _, metrics, _ in steps) > 0
+    for step, (result, _, line) in enumerate(steps, 1):
+        train = "all" if result.trained.all() else result.trained.sum()
+        assert line.startswith(f"step {step}/100: {len(result)} prompts of one rollout, {train} train | ")
+
+
+def test_an_asynchronous_step_trains_no_more_than_there_was(caplog) -> None:
+    """Of its groups, not of what was generated meanwhile: the last step's are there before it, and it said "400% trained"."""
+    made = make_stream_engine(batch=8, n=4, steps=6, stream=AsyncFacts(warmup=16), skip_zero=False)
+    steps = lines_of(6, caplog, made)
+    for result, _, line in steps:
+        rollouts = result.ledger.rollouts
+        assert (
+            f"| {result.groups.rollouts} rollouts, {rollouts.trained / result.groups.rollouts:.0%} trained | " in line
+        )
+        assert "groups: " in line and rollouts.trained + rollouts.dropped_in_all == result.groups.rollouts
+    assert any(result.ledger.rollouts.generated < result.ledger.rollouts.trained for result, _, _ in steps)
 
 
 @pytest.mark.parametrize("make_one", [make_engine, make_stream_engine])

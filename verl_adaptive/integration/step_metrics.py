@@ -92,7 +92,8 @@ def step_metrics(
     out.update(engine.policy.metrics())
     out.update(times or {})
     metrics = {name: float(value) for name, value in out.items()}
-    logger.info("%s", progress_line(metrics, engine.progress.step, engine.facts.steps))
+    single = bool((groups.n + groups.lost <= 1).all())
+    logger.info("%s", progress_line(metrics, engine.progress.step, engine.facts.steps, single=single))
     return metrics
 
 
@@ -102,18 +103,20 @@ def _generated(name: str, values: np.ndarray) -> dict[str, float]:
     return {f"adaptive/{name}/generated_mean": mean, f"adaptive/{name}/generated_max": most}
 
 
-def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> str:
-    """A step in one line for people.
+def progress_line(metrics: dict[str, float], step: int, steps: int | None, *, single: bool = False) -> str:
+    """A step in one line for people. Its rollouts are those decided about: of an asynchronous trainer's batch, many were
+    generated in earlier steps.
 
     Args:
         metrics: from :func:`step_metrics`.
         step: the step they are of.
         steps: planned ones; None: not known.
+        single: groups are of one rollout.
 
     Example:
         >>> progress_line({"adaptive/groups/trained_total": 256.0, "adaptive/groups/finished_total": 402.0,
         ...     "adaptive/groups/informative_total": 262.0,
-        ...     "adaptive/rollouts/generated_total": 3216.0, "adaptive/rollouts/trained_total": 2048.0,
+        ...     "adaptive/rollouts/trained_total": 2048.0, "adaptive/rollouts/dropped_total": 1168.0,
         ...     "adaptive/pass_rate/generated_mean": 0.407, "adaptive/prompts/epoch": 0.83}, 12, 1001)
         'step 12/1001: 402 groups: 262 informative, 256 train | 3,216 rollouts, 64% trained \
 | pass rate 0.41, epoch 0.83'
@@ -122,22 +125,23 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None) -> st
     def of(name: str) -> float:
         return metrics[f"adaptive/{name}"]
 
-    generated, trained = of("rollouts/generated_total"), of("rollouts/trained_total")
-    share = f", {trained / generated:.0%} trained" if generated else ""
+    trained = of("rollouts/trained_total")
+    decided = trained + of("rollouts/dropped_total")
+    share = f", {trained / decided:.0%} trained" if decided else ""
     return (
-        f"step {step}{f'/{steps}' if steps else ''}: {_groups(metrics)} | {generated:,.0f} rollouts{share} "
+        f"step {step}{f'/{steps}' if steps else ''}: {_groups(metrics, single)} | {decided:,.0f} rollouts{share} "
         f"| pass rate {of('pass_rate/generated_mean'):.2f}, epoch {of('prompts/epoch'):.2f}"
         f"{_waiting(metrics)}"
     )
 
 
-def _groups(metrics: Mapping[str, float]) -> str:
+def _groups(metrics: Mapping[str, float], single: bool) -> str:
     """What became of a step's groups, in words; a group of one is a prompt, and never informative by itself."""
     finished, informative, trained = (
         metrics[f"adaptive/groups/{name}_total"] for name in ("finished", "informative", "trained")
     )
     words = f"{finished:,.0f} groups: {informative:,.0f} informative"
-    if finished and metrics["adaptive/rollouts/generated_total"] == finished:
+    if finished and single:
         words = f"{finished:,.0f} prompts of one rollout"
     train = "all train" if finished and trained == finished else f"{trained:,.0f} train"
     return f"{words}, {train}"
