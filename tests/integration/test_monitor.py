@@ -78,31 +78,39 @@ def test_trouble_is_said_once_and_training_goes_on(monkeypatch, told) -> None:
 
 
 @pytest.mark.parametrize(
-    ("rewards", "infos", "fields"),
+    ("rewards", "accs", "differs"),
     [
-        (
-            [0.25, -1.5, 3.125],
-            [{"acc": 0.25}, {"acc": -1.5}, {"acc": 3.125}],
-            frozenset(),
-        ),  # a bare number, as verl has it
-        ([0.25, -1.5, 3.125], [{"acc": 0.0}, {"acc": -1.5}, {"acc": 3.125}], {"acc"}),
-        ([0.25, -1.5, 3.125], [{"acc": 0.25}, {"score": -1.5}, {}], {"acc", "score"}),
-        (
-            [0.0, 1.0, 1.0],
-            [{"acc": 0.0}, {"acc": 1.0}, {"acc": 1.0}],
-            {"acc"},
-        ),  # not graded yet: these rows cannot tell
-        ([0.0, 1.0, 0.5], [{"acc": "no"}, {"acc": True}, {"acc": None}], {"acc"}),
+        ([0.25, -1.5, 3.125], [0.25, -1.5, 3.125], False),  # a bare number, as verl has it
+        ([0.0, 0.1, 0.1], [0.0, 0.1, 0.1], False),  # also where these rows have two values of it
+        ([0.0, 1.0, 1.0], [False, True, None], False),
+        ([0.25, -1.5, 3.125], [0.25, None, "no"], False),  # nothing that adaptive.signal could be
+        ([0.0, 1.0, 0.5], [False, np.True_, np.False_], True),
+        ([0.25, -1.5, 3.125], [0.0, -1.5, 3.125], True),
     ],
 )
-def test_a_graded_reward_that_verl_calls_acc_is_no_other_field(queue, rewards, infos, fields) -> None:
+def test_an_acc_that_is_the_reward_is_no_other_field(queue, rewards, accs, differs) -> None:
     keys = [f"u_{i}_0" for i in range(len(rewards))]
     rows = [
-        {"rm_scores": torch.tensor([0.0] * i + [reward]), "extra_fields": {"reward_extra_info": info}}
-        for i, (reward, info) in enumerate(zip(rewards, infos, strict=True))
+        {"rm_scores": torch.tensor([0.0] * i + [reward]), "extra_fields": {"reward_extra_info": {"acc": acc}}}
+        for i, (reward, acc) in enumerate(zip(rewards, accs, strict=True))
     ]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}] * len(keys))
-    assert monitor._fields(SimpleNamespace(keys=keys, partition_id="train")) == fields
+    assert monitor._fields(SimpleNamespace(keys=keys, partition_id="train")) == ({"acc"} if differs else frozenset())
+
+
+def test_a_bare_number_that_is_graded_late_is_no_unused_acc(monkeypatch, told) -> None:
+    """Rewards of 0 and 0.1 at first, then 1: verl's ``acc`` was taken for another field, and setting it changes nothing."""
+    engine, world = make_engine(batch=16, n=8, M=60, p=np.full(60, 0.5))
+    looker = monitor.Monitor(AdaptiveConfig(), engine, repeated=0.0, longest=1000, tracking=lambda: None)
+    asked = []
+    monkeypatch.setattr(monitor, "_fields", lambda batch: asked.append(step) or frozenset({"acc"} if step > 4 else ()))
+    for step in range(1, 7):
+        result = run_step(engine, world, step)
+        result.groups.reward[0] = 0.1 * (step == 3)
+        out = looker.step(step, result, SimpleNamespace(keys=[], partition_id="train"))
+    assert asked == [4, 5]  # once it is graded, until an acc differs
+    assert out["adaptive/alarm/unused_acc"] == 1
+    assert sum("adaptive.signal=acc" in r.getMessage() for r in told.records) == 1
 
 
 def test_a_rollout_without_further_results_has_no_signal(queue) -> None:
@@ -137,7 +145,7 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
     assert lines == []
     assert (
         again["alarms"]["counts"]["all"].sum() == 2 * state["alarms"]["counts"]["all"].sum()
-        and again["asked"] == state["asked"] == 1
+        and again["asked"] == state["asked"] == 0
     )
 
 

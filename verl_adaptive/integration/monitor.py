@@ -20,7 +20,7 @@ from verl_adaptive.report.judge import Finding, Judge
 logger = logging.getLogger(__name__)
 
 #: Rows that are asked what the reward function gives beside the reward.
-_LOOKED_AT = 16
+_LOOKED_AT = 64
 
 
 class Monitor:
@@ -86,7 +86,7 @@ class Monitor:
             logger.warning("%s are off from now on, training goes on: %s: %s", what, type(error).__name__, error)
 
     def _alarm(self, step: int, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
-        if self._asked < 3 and not self._judge.fields and self.config.signal == "reward":
+        if self._asked < 3 and not self._judge.fields and self.config.signal == "reward" and self._judge.graded:
             self._asked += 1
             self._judge.fields = _fields(batch)
         groups = result.groups
@@ -110,22 +110,20 @@ class Monitor:
 
 
 def _fields(batch: KVBatchMeta) -> frozenset[str]:
-    """What the reward function gives beside the reward, by a few rows of the batch.
+    """``acc``, where the reward function gives one that is another number than the reward, by a few rows of the batch.
 
-    verl's reward managers call a bare number ``acc``, a reward model's logit too: a graded reward under that name is no
-    other field.
+    verl's reward managers call a bare number ``acc``, which is the reward itself, and no other field.
     """
     keys, fields = list(batch.keys[:_LOOKED_AT]), ["extra_fields", "rm_scores"]
     data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields) if keys else {}
     if not set(data.keys()).issuperset(fields):
         return frozenset()
-    infos = [info_of(extra) for extra in data["extra_fields"]]
-    rewards = sums(data["rm_scores"])
-    graded = len(np.unique(rewards)) > 2
-    same = graded and all(_close(info.get("acc"), reward) for info, reward in zip(infos, rewards, strict=True))
-    return frozenset(str(name) for info in infos for name in info) - ({"acc"} if same else set())
+    given = (info_of(extra).get("acc") for extra in data["extra_fields"])
+    differ = any(_differs(acc, reward) for acc, reward in zip(given, sums(data["rm_scores"]), strict=True))
+    return frozenset({"acc"} if differ else ())
 
 
-def _close(value: Any, reward: float) -> bool:
-    """A field is the reward, to the precision in which TransferQueue has that."""
-    return isinstance(value, float | int | np.number) and bool(np.isclose(float(value), reward, rtol=1e-5))
+def _differs(value: Any, reward: float) -> bool:
+    """A number that is not the reward, to the precision in which TransferQueue has that."""
+    number = isinstance(value, float | int | np.number | np.bool_)
+    return number and not np.isclose(float(value), reward, rtol=1e-5, equal_nan=True)

@@ -212,7 +212,7 @@ class Judge:
         signal: ``adaptive.signal``.
 
     Attributes:
-        fields: what the reward function gives beside the reward, once known.
+        fields: what the reward function gives beside a graded reward, once known: ``acc``, or nothing.
         fell: that the last of the validation curves (the mean, of several) has fallen; None: it has not.
     """
 
@@ -433,12 +433,17 @@ class Judge:
         return Finding(True, what, _WHY["validation_falls"])
 
     @property
+    def graded(self) -> bool:
+        """The reward takes more than two values."""
+        return len(self._rewards) > 2
+
+    @property
     def unused_acc(self) -> bool:
         """``acc`` is there, and the shaped reward is what decides difficulty."""
-        return self.signal == "reward" and "acc" in self.fields and len(self._rewards) > 2
+        return self.signal == "reward" and "acc" in self.fields and self.graded
 
     def _once(self, rewards: np.ndarray | None) -> list[Finding]:
-        if rewards is not None and len(self._rewards) <= 2:
+        if rewards is not None and not self.graded:
             self._rewards.update(np.unique(np.round(rewards[np.isfinite(rewards)], 9))[:3].tolist())
         found = []
         if self.repeated > DUPLICATES and "duplicates" not in self._said:
