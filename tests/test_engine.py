@@ -778,6 +778,18 @@ def test_on_exhausted(on_exhausted) -> None:
 
 
 @pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+def test_a_note_says_that_dropped_groups_train(make) -> None:
+    """It said "0 of 8 groups" and train_partial of a step that trained on eight."""
+    for rate, on_exhausted, back in ((1.0, "train_partial", 8), (1.0, "relax", 8), (0.5, "train_partial", 0)):
+        options = {"max_rounds": 2, "max_rollouts_per_step": 60, "on_exhausted": on_exhausted}
+        engine, world = make(filter="informative", batch=8, n=4, M=64, p=np.full(64, rate), **options)
+        result = any_step(engine, world)
+        said = f". The step trains on {back} of the groups that it dropped"
+        assert result.note.endswith(said) if back else "that it dropped" not in result.note
+        assert result.trained.sum() == back or not back
+
+
+@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
 @pytest.mark.parametrize(
     ("parts", "prompts"),
     [(("epoch", "fixed", "informative"), 2), (("epoch", "aero", "aero", "beta"), 5), (("cero",), 3)],

@@ -180,6 +180,7 @@ class AsyncEngine(Engine):
                 # Every mini-step gets its part of what there is.
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
+                note = self.tracker.fallback(note, len(self.ready) - have)
             if not len(self.ready) and not self._taken:
                 raise Exhausted(note)
         first = np.arange(len(self.ready)) < count

@@ -178,12 +178,20 @@ class GroupTracker:
             outcome[fill] = "trained"
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
             kept = np.flatnonzero(outcome == "trained")
-            note = note or "no group passed the filter: the step trains on groups it dropped"
+            note = self.fallback(note, len(fill))
         trains &= groups.rollout_mask(outcome == "trained")
         zero_row = np.zeros_like(trains)
         if self.skip_zero:
             zero_row = self.zero_rows(groups, outcome == "trained", trains)
         return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, len(kept) < size, note, rounds)
+
+    @staticmethod
+    def fallback(note: str, groups: int) -> str:
+        """The note of a step that trains on this many groups that it dropped."""
+        if not groups:
+            return note
+        why = (note or "no group passed the filter").rstrip(".")
+        return f"{why}. The step trains on {groups} of the groups that it dropped"
 
     def wants(self, kept: int) -> bool:
         """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
@@ -238,7 +246,7 @@ class GroupTracker:
             "the filter set the limits"
         )
         return (
-            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {rounds} rounds and "
+            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {rounds} round{'s' * (rounds != 1)} and "
             f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or unasked}."
             + (limits if self.limited else "")
         )
