@@ -10,7 +10,7 @@ import pytest
 
 from tests.pilot_commit.reference import Pilot, recall
 from tests.samplers.bound import bound, progress_at
-from tests.world import keys_of, make_engine
+from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
 from verl_adaptive.filters.band import Band
 from verl_adaptive.groups import Groups
@@ -143,6 +143,17 @@ def test_held_groups_that_a_smaller_n_leaves_no_commit_are_given_up() -> None:
     assert part.prompts(4, at()) == 18
     part.end_step(at())
     assert part.metrics()["expired_total"] == 4
+
+
+@pytest.mark.parametrize("form", ["on_policy", "pipelined"])
+def test_every_step_has_every_count(form) -> None:
+    """Where nothing was held there was no ``expired_total``, and a curve with gaps."""
+    engine, world = make_engine("retire", {"name": "pilot_commit", "form": form}, "band", batch=8, n=16, M=200)
+    seen = []
+    for step in range(1, 5):
+        run_step(engine, world, step)
+        seen.append(set(engine.policy.allocator.metrics()))
+    assert all(names == seen[0] for names in seen) and ("expired_total" in seen[0]) == (form == "pipelined")
 
 
 def test_commits_of_held_groups_take_no_more_than_the_step_has_room_for() -> None:

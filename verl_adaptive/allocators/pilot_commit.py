@@ -40,6 +40,7 @@ from __future__ import annotations
 
 import logging
 import math
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, ClassVar, Literal
@@ -61,6 +62,7 @@ _FIRST_SHARE = 1 / 3  # in-band share that is assumed before any pilot was judge
 _GRADES = 8  # a signal of more different values than this is graded: correctness, with a format bonus or two, has fewer
 _ENDS = (0.05, 0.95)  # quantiles of the pilots' signals that become 0 and 1: an outlier does not squeeze the rest
 _MEMORY = 0.8  # weight of the past in the recent in-band share, per step: about the last five steps
+_COUNTED = ("piloted", "in_band", "too_easy", "too_hard", "committed")
 
 
 def band_side(successes: np.ndarray, n: np.ndarray, lower: float, upper: float) -> np.ndarray:
@@ -128,7 +130,7 @@ class PilotCommit(PooledAllocator):
         self.can_hold = self.config.form == "pipelined"
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0)  # step: commits of held groups in it, groups still held
-        self._counts: dict[str, int] = {}
+        self._counts: Counter[str] = Counter()
         self._ages = np.zeros(self.config.max_age + 1, dtype=np.int64)
         self._default_success = True
         self._range: tuple[float, float] | None = None  # of a graded signal: what counts as 0 and as 1
@@ -195,7 +197,7 @@ class PilotCommit(PooledAllocator):
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
         age = progress.step - since
         answer = np.where((age > self.config.max_age) | (self._commit(held.n) == 0), CLOSE, HOLD)
-        self._count(expired=int((answer == CLOSE).sum()))
+        self._counts.update(expired=int((answer == CLOSE).sum()))
         places = max(0, min(progress.need, progress.room // (self.facts.n - self.n_pilot)))
         chosen = self._chosen(held, np.flatnonzero(answer == HOLD), age, progress)[:places]
         answer[chosen] = self._commit(held.n[chosen])
@@ -254,9 +256,11 @@ class PilotCommit(PooledAllocator):
         side = band_side(right, groups.sum(first), self.config.lower, self.config.upper)
         judged, found = len(side), int((side == 0).sum())
         self._recent += [judged, found]
-        self._count(piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum()))
+        self._counts.update(
+            piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum())
+        )
         committed = groups.lag[done]
-        self._count(committed=len(committed))
+        self._counts.update(committed=len(committed))
         self._ages += np.bincount(np.minimum(committed, self.config.max_age), minlength=len(self._ages))
         self._rates += [groups.success[pilots].sum(), pilots.sum(), groups.success[commit].sum(), commit.sum()]
 
@@ -285,23 +289,20 @@ class PilotCommit(PooledAllocator):
         judged, found = self._recent
         ages = np.arange(len(self._ages))
         self._logged = {
-            **{f"{key}_total": float(value) for key, value in self._counts.items()},
+            **{f"{key}_total": float(self._counts[key]) for key in _COUNTED},
             "judged_by_signal": float(self._range is not None),
             "in_band_share": found / max(judged, 1e-12),  # recent
             "pilot_rate": self._rates[0] / max(self._rates[1], 1.0),
             "commit_rate": self._rates[2] / max(self._rates[3], 1.0),
         }
         if self.can_hold:
+            self._logged["expired_total"] = float(self._counts["expired"])
             self._logged["age"] = float((ages * self._ages).sum() / max(self._ages.sum(), 1))
             self._logged |= {f"age_{a}_total": float(count) for a, count in enumerate(self._ages)}
         self._recent *= _MEMORY
-        self._counts = {}
+        self._counts.clear()
         self._ages[:] = 0
         self._rates[:] = 0.0
-
-    def _count(self, **amounts: int) -> None:
-        for key, amount in amounts.items():
-            self._counts[key] = self._counts.get(key, 0) + amount
 
     # -- state ----------------------------------------------------------------------------------------------
 
