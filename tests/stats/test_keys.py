@@ -179,6 +179,15 @@ def test_images_beside_the_messages_tell_prompts_apart() -> None:
     assert len(np.unique(keys)) == 3
 
 
+@pytest.mark.parametrize("none", [None, [], (), np.array([], dtype=object)])
+def test_an_empty_list_of_images_is_none(none: Any) -> None:
+    """A text prompt of a mixed data set is the one of an evaluation that has no such column."""
+    row = {"data_source": "geo", "prompt": chat("2 + 2?"), "reward_model": {"ground_truth": "4"}}
+    shown = {**row, "images": [{"bytes": b"one", "path": None}]}
+    one, two = dataset_keys([{**row, "images": none}, {**shown, "videos": none}])
+    assert [one, two] == [dataset_keys([row])[0], dataset_keys([shown])[0]]
+
+
 def test_a_hugging_face_dataset_is_read_without_decoding(tmp_path: Path) -> None:
     datasets = pytest.importorskip("datasets")
     rows = [

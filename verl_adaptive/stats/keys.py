@@ -26,7 +26,7 @@ import decimal
 import hashlib
 import math
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -227,9 +227,13 @@ class Identity:
         return [word for pair in named for word in pair]
 
     def media_of(self, row: Mapping[str, Any]) -> dict[str, Any] | None:
-        """Images, videos and audios of a row, as stored and by verl's default names, so that a column may be renamed."""
-        found = {name: row[column] for name, column in self.media.items() if row.get(column) is not None}
-        return found or None
+        """Images, videos and audios of a row, as stored and by verl's default names, so that a column may be renamed.
+
+        An empty list is none, as for verl: files with and without the column are read together.
+        """
+        stored = {name: row.get(column) for name, column in self.media.items()}
+        found = {name: media for name, media in stored.items() if media is not None}
+        return {name: media for name, media in found.items() if not isinstance(media, Sized) or len(media)} or None
 
 
 CONTENT = Identity()
