@@ -15,9 +15,19 @@ from tests.cli.stores import make_run, write_dataset
 from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.stats import StatsTable, StoreError, dumps, find_runs, open_run, open_runs, write_snapshot
+from verl_adaptive.stats import (
+    StatsTable,
+    StoreError,
+    dumps,
+    find_runs,
+    open_run,
+    open_runs,
+    warm_start,
+    write_snapshot,
+)
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.dumps import said_of
+from verl_adaptive.stats.keys import dataset_keys, key_hex
 
 
 @pytest.fixture(scope="module")
@@ -146,9 +156,16 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     data = str(write_dataset(tmp_path / "d.parquet", rows))
     beside = open_run(folder)
     beside.beside(data)
+    (never,) = beside.prompts.values("key", beside.prompts.where("successes == 0"))
+    assert never == key_hex(dataset_keys(rows))[0]  # as training finds it
     row = beside.texts({never})[never]
     assert (row.row, row.text, row.source, row.said.answers) == (0, "what is 0?", "sums", "7 100%")
     assert {beside.table.sources[i] for i in beside.table.col("source")} == {"sums"}  # what is said of sources, too
+    kept = str(tmp_path / "kept.parquet")
+    assert main(["export", str(folder), kept, "--data", data, "--where", "successes > 0"]) == 0
+    assert keys_of(kept)[0].tolist() == dataset_keys(rows)[1:].tolist()
+    with pytest.raises(StoreError, match=r"verl's rollouts, which do not say .*; give a run's checkpoints"):
+        warm_start(StatsTable(), folder, discount=0.5)
     words = ["report", "--rollouts", str(folder), "--data", data, "-o", str(tmp_path / "r.html"), "--tries", "8"]
     assert main(words) == 0 and listed((tmp_path / "r.html").read_text())[:3] == ["row", "key", "source"]
     assert main(["stats", str(folder), "--where", "successes == 0"]) == 0

@@ -128,6 +128,7 @@ def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[
 
     AdaptiveError: the store knows none of the rows, or none is wanted.
     """
+    opened.beside(args.data)
     prompts = opened.prompts
     keys, sources = keys_of(args.data, opened.identity)
     known = prompts.table.rows_for(keys, create=False) >= 0

@@ -126,7 +126,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     opened = runs[0]
     if args.columns:
         return _print_columns(opened, args.json)
-    if args.data and opened.kind == "rollouts":
+    if args.data:
         opened.beside(args.data)
     prompts = opened.prompts
     limit = args.limit or 10

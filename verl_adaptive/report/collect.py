@@ -62,7 +62,7 @@ def collect(
         rollouts: verl's ``trainer.rollout_data_dir``; with ``data``, adds what the listed prompts answered.
         against: other runs.
     """
-    if data is not None and run.kind == "rollouts":
+    if data is not None:
         run.beside(data)
     facts = overview(run, tries=tries, history=False)
     facts["argument"], facts["data"], facts["identity"] = run.source, data, run.identity.words()

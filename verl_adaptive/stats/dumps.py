@@ -131,14 +131,21 @@ class DumpReader(JournalReader):
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
 
     def beside(self, known: Mapping[str, Row]) -> None:
-        """Take rows, texts and, where the rollouts do not say them, data sources from a data set's prompts."""
+        """Take the prompts of a data set, with their keys, for the rollouts that are theirs."""
         find = finder({key: (row.text, row.answer) for key, row in known.items()})
-        self.rows = {key: known.get(find(row.text, row.answer) or "", row) for key, row in self.rows.items()}
-        keys, own = self._table.column("key").to_pylist(), self._table.column("source").to_pylist()
-        sources = [source or self.rows[key.hex()].source for key, source in zip(keys, own, strict=True)]
-        place = self._table.schema.get_field_index("source")
-        field = self._table.schema.field(place)
-        self._table = self._table.set_column(place, field, pa.array(sources, field.type))
+        found = {key: find(row.text, row.answer) or key for key, row in self.rows.items()}
+        own, said = self.rows, self.said
+        self.rows = {key: known.get(key) or own[before] for before, key in found.items()}
+        self.said = {}
+        for before, told in said.items():
+            one = self.said.setdefault(found[before], Said())
+            one.rollouts += told.rollouts
+            one.wrong.update(told.wrong)
+        rows = self._table.to_pylist()
+        for row in rows:
+            key = found[row["key"].hex()]
+            row |= {"key": bytes.fromhex(key), "source": row["source"] or self.rows[key].source}
+        self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
 
     def lines(self) -> list[dict[str, Any]]:
         """A line a step, as a journal has them."""

@@ -233,9 +233,10 @@ class Run:
         return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
     def beside(self, data: str) -> None:
-        """Take rows and data sources of verl's rollouts from the training set; before anything else is asked for."""
-        assert isinstance(self._journal, DumpReader)
-        self._journal.beside(rows_of(data, None, self.identity))
+        """Find the training set's prompts in verl's rollouts; other stores know them. Before anything else is asked for."""
+        if self.kind == "rollouts":
+            assert isinstance(self._journal, DumpReader)
+            self._journal.beside(rows_of(data, None, self.identity))
 
     def texts(self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.

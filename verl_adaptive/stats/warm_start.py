@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from verl_adaptive.groups import success_by_default
+from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
@@ -105,6 +106,12 @@ def warm_start(
         raise ValueError(f"adaptive.warm_start_discount={discount!r} must be in (0, 1]")
     text = os.fspath(source)
     runs = open_runs(text, prefer="snapshot", tolerance=tolerance, identity=identity, success=success)[::-1]
+    for run in runs:
+        if run.kind == "rollouts":
+            raise StoreError(
+                f"{run.source} has verl's rollouts, which do not say which prompt of the data set each is of; give a run's "
+                "checkpoints or journal, an export, or results with a prompt, a data source and a ground truth"
+            )
     offered, matched, rollouts = 0, np.zeros(len(table), dtype=bool), 0
     used: list[np.ndarray] = []
     for run in runs:
