@@ -67,6 +67,11 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         POOL | {"pick": says(lambda pool, k, _: Pick(np.arange(k) + 900))},
         r"row 900, which is not in the pool",
     ),
+    "Shuffles": (
+        Sampler,
+        POOL | {"pick": lambda self, pool, k, _: (np.random.default_rng(0).shuffle(pool), Pick(pool[:k]))[1]},
+        r"pick fails: ValueError: .*read-only \(.*test_answers\.py, line",
+    ),
     "Unplanned": (
         Sampler,
         PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},

@@ -54,6 +54,7 @@ class PromptSource:
         pool, first = np.unique(self.row_of, return_index=True)
         order = np.argsort(first)
         self.pool, self._pool_index = pool[order], first[order]
+        self.pool.setflags(write=False)  # samplers are shown it
         self._by_row = np.argsort(self.pool)
         self.queue, self.ahead, self.due = _NONE, _NONE, _NONE
         self.position = 0
