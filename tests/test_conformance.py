@@ -325,6 +325,13 @@ class _CarelessPlain(_Plain):
         self.col("total")[groups.row] += groups.sum(groups.reward)
 
 
+class _CentringHalves(_Halves):
+    """Changes what the parts after it are shown."""
+
+    def observe(self, groups, progress):
+        groups.reward[:] -= 0.5
+
+
 @pytest.mark.parametrize(
     ("part", "test"),
     [
@@ -335,6 +342,7 @@ class _CarelessPlain(_Plain):
         (_LyingHalves, "test_first_gives_every_prompt_rollouts"),
         (_BusyHalves, "test_every_group_comes_to_an_end"),
         (_CarelessPlain, "test_how_visits_are_shown_makes_no_difference"),
+        (_CentringHalves, "test_state_is_complete"),
     ],
 )
 def test_a_fault_that_one_call_does_not_show_is_caught(part, test):
@@ -342,3 +350,9 @@ def test_a_fault_that_one_call_does_not_show_is_caught(part, test):
     base = SUITES[part.role]
     with pytest.raises(AssertionError):
         getattr(type("Suite", (base,), {"make": lambda self: part({})})(), test)()
+
+
+def test_a_suite_says_what_it_compared():
+    suite_of_a_cursor = type("Suite", (SamplerConformance,), {"make": lambda self: _Cursor({})})()
+    with pytest.raises(AssertionError, match=r"assert \[\["):
+        suite_of_a_cursor.test_arrival_order_does_not_matter()

@@ -77,7 +77,8 @@ class PartConformance:
     def close(self, made: Any, groups: Groups, step: int) -> None:
         """Closed groups go into the table and to the part, as in a step."""
         made.table.observe(groups, step, tolerance=self.facts.tolerance)
-        made.observe(groups, self.progress(step, round=1))
+        with unchanged(groups):
+            made.observe(groups, self.progress(step, round=1))
 
 
 @contextmanager
