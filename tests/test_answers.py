@@ -87,7 +87,12 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k]))},
         r"pick answers Pick\(rows\), which needs plans_rollouts = False; its plans_rollouts is True",
     ),
-    "Size": (Sampler, {"round_size": says(3.5)}, "round_size must answer a whole number; it answered float 3.5"),
+    "Size": (Sampler, {"round_size": says(3.5)}, "round_size must answer a whole number, .* it answered float 3.5"),
+    "Below": (
+        Sampler,
+        {"round_size": says(-3)},
+        "round_size must answer a whole number, 0 or greater; .* int -3",
+    ),
     "Unsaved": (Sampler, {"state_dict": says({"seen": set()})}, r"state_dict: state\['seen'\]: a set cannot be stored"),
     "Arrays": (Sampler, {"metrics": says({"x": np.zeros(2)})}, "metrics gives 'x' as a ndarray"),
     "None_": (

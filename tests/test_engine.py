@@ -559,6 +559,23 @@ class Shuffled(Sampler):
         return Pick(pool[np.argsort(u)[:count]])
 
 
+class Generous(Shuffled):
+    """Gives the whole pool in its order, however many prompts are wanted."""
+
+    def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
+        return super().pick(pool, len(pool), progress)
+
+
+def test_a_window_is_not_overfilled_by_a_sampler_that_picks_more_than_are_wanted() -> None:
+    counts = []
+    for part in (Shuffled, Generous):
+        engine, _ = make_stream_engine(f"{__name__}:{part.__name__}", batch=8, n=4, M=40)
+        requests = engine.begin(1)
+        assert requests is not None
+        counts.append(requests.index.tolist())
+    assert len(counts[0]) == 8 and counts[0] == counts[1]
+
+
 class Closing(Sampler):
     """A gate that closes after two steps, and asks for nothing more."""
 

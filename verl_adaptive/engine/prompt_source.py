@@ -128,7 +128,7 @@ class PromptSource:
         while len(rows) < count:
             waiting, times = np.unique(self.due, return_counts=True)
             left = self.pickable(np.concatenate([seen, waiting[times >= MOST_DUE]]))
-            drawn, _ = self.pick(left, count - len(rows), progress)
+            drawn = self.pick(left, count - len(rows), progress)[0][: count - len(rows)]
             if not len(drawn):
                 break
             later = np.isin(drawn, busy) | np.isin(drawn, self.due)

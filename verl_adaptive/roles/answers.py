@@ -73,8 +73,8 @@ def amount(part: Role, method: str, *about: Any) -> int:
     """A number of prompts or groups."""
     found = ask(part, method, *about)
     whole = isinstance(found, Integral) or (isinstance(found, float) and found.is_integer())
-    if isinstance(found, bool) or not whole:
-        raise _wrong(part, method, "a whole number", found)
+    if isinstance(found, bool) or not whole or found < 0:
+        raise _wrong(part, method, "a whole number, 0 or greater", found)
     return int(found)
 
 
