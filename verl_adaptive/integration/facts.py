@@ -258,7 +258,7 @@ def bypass_note(config: Any) -> str:
     if not lost:
         return ""
     return (
-        f"algorithm.rollout_correction.bypass_mode=true: {', '.join(lost)} has no effect: verl's V1 trainers leave it to the loss; "
+        f"algorithm.rollout_correction.bypass_mode=true: {', '.join(lost)} ha{'s' if len(lost) == 1 else 've'} no effect: verl's V1 trainers leave it to the loss; "
         f"add {BYPASS_LOSS}"
     )
 
