@@ -24,7 +24,7 @@ from verl_adaptive.report import figures
 from verl_adaptive.report.collect import collect
 from verl_adaptive.report.course import CLASSES, forecast, hours_of
 from verl_adaptive.report.figures import Series
-from verl_adaptive.report.findings import _moves, _waste
+from verl_adaptive.report.findings import _failures, _moves, _waste
 from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _commands, _large
 from verl_adaptive.report.pictures import learning, pictures
@@ -541,6 +541,16 @@ def test_advice_on_failures_is_no_sampler() -> None:
     )
     (finding,) = _waste(history)
     assert "failed" in finding.what and "greso" not in finding.why and "docs/metrics.md" in finding.why
+
+
+@pytest.mark.parametrize(("failed", "said"), [(0, ""), (1, ""), (5, "20% of the latest groups failed")])
+def test_groups_that_fail_are_said(failed, said) -> None:
+    """A fifth of them did, and nothing stood out."""
+    classes = np.zeros((8, len(CLASSES)), dtype=np.int64)
+    classes[-2:, 0], classes[-2:, CLASSES.index("failed")] = 25 - failed, failed
+    found = _failures(SimpleNamespace(step=np.arange(8), classes=classes))
+    assert [finding.what for finding in found] == ([said] if said else [])
+    assert not found or (found[0].grave and Expression(found[0].where))
 
 
 def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:

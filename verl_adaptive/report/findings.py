@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.config import AlarmConfig
-from verl_adaptive.report.course import History
+from verl_adaptive.report.course import CLASSES, History
 from verl_adaptive.report.judge import SOLVED, SUSPECTED, Finding, dead, fallen, of_source, unsolved
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.stats.chance import LISTED, fdr_score
@@ -18,6 +18,8 @@ from verl_adaptive.stats.prompts import Prompts
 _PAIRS = 30
 #: Reasons of groups that were too easy or too hard to learn from.
 _FLAT = frozenset({"all_correct", "all_wrong", "too_easy", "too_hard", "no_variance", "zero_advantage"})
+#: Share of the latest groups from which failures are said.
+_FAILED = 0.05
 #: Findings of one kind that are spelt out.
 _ALIKE = 6
 
@@ -28,7 +30,7 @@ def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], s
         found = [_never(facts), _moves(prompts, history)]
     else:
         standing = history.hearing.judge.standing()
-        found = [standing, _moves(prompts, history), _validation(history), _waste(history)]
+        found = [standing, _moves(prompts, history), _validation(history), _failures(history), _waste(history)]
     out = [finding for alike in found for finding in _capped(alike)]
     if suspected:
         out.append(
@@ -119,6 +121,15 @@ def _validation(history: History) -> list[Finding]:
                 )
             )
     return out
+
+
+def _failures(history: History) -> list[Finding]:
+    groups = history.classes[-max(1, len(history.step) // 4) :].sum(axis=0)
+    share = float(groups[CLASSES.index("failed")] / max(1, groups.sum()))
+    if share < _FAILED:
+        return []
+    why = "Sessions raised or returned nothing, or rewards were not finite: the training's log has a warning in each such step."
+    return [Finding(True, f"{share:.0%} of the latest groups failed", why, "failures > 0")]
 
 
 def _waste(history: History) -> list[Finding]:
