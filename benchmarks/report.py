@@ -99,7 +99,7 @@ def results_lines(results: Path) -> list[str]:
         lines += sections.by_rate(runs["pretrained"])
         lines += sections.ends(runs["pretrained"])
         every = pretrained_runs(read(results, "pretrained.jsonl"))
-        lines += [*sections.plain(every), *sections.larger_steps(every)]
+        lines += [*sections.plain(every), *sections.one_rate_only(every)]
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)
