@@ -126,7 +126,7 @@ def run(args: argparse.Namespace) -> int:
         said = prompts["said"]
     for text in trials.missing if trials is not None else [text for run in pair for text in run.missing()]:
         note(text)
-    # the files first: whoever reads the table may stop early, as `head` does
+    # the files first: a pipe that reads the table may close early, as that of `head` does
     if trials is not None and args.csv:
         _write_curves(trials, args.csv)
         note(f"{args.csv} written")

@@ -54,13 +54,15 @@ class _Loader(StatefulDataLoader):
     def _get_iterator(self) -> Any:
         try:
             return super()._get_iterator()
-        except (StopIteration, AssertionError) as error:
-            # of a resume with a data set that ends before the position reached; or with data.shuffle=false now, whose sampler
-            # has no use for the state of a random one
-            if isinstance(error, AssertionError) and not isinstance(self.sampler, SequentialSampler):
-                raise  # data.sampler.class_path: what its class refuses
-            self.next_iter_state = None
-            return super()._get_iterator()
+        except StopIteration:  # of a resume with a data set that ends before the position reached
+            pass
+        except (
+            AssertionError
+        ):  # of a sampler that has no use for the state: torch's own, of data.shuffle=false after true
+            if not isinstance(self.sampler, SequentialSampler):
+                raise
+        self.next_iter_state = None
+        return super()._get_iterator()
 
 
 def _keep_items(items: list) -> list:
