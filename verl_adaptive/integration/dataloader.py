@@ -56,9 +56,8 @@ class _Loader(StatefulDataLoader):
             return super()._get_iterator()
         except StopIteration:  # of a resume with a data set that ends before the position reached
             pass
-        except (
-            AssertionError
-        ):  # of a sampler that has no use for the state: torch's own, of data.shuffle=false after true
+        except AssertionError:
+            # of a sampler that has no use for the state: torch's own, with data.shuffle=false after true
             if not isinstance(self.sampler, SequentialSampler):
                 raise
         self.next_iter_state = None
