@@ -37,7 +37,7 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
     """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference; and what a step of `solo` takes."""
     rows = []
     for pool, made in found.items():
-        if not _shown(pool) or pool == "real/large":  # docs/solo.md has it
+        if not _shown(pool) or pool in ("real/large", "tiny/noise"):  # docs/solo.md has them
             continue
         best = made["grpo"].best_grpo
         for name in ("solo",) if pool in HELD_BACK else dict.fromkeys(("solo", "reinforce", best)):

