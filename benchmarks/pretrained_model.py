@@ -106,7 +106,8 @@ def _entries(tasks: Tasks, name: str, tokenizer: Any) -> Iterator[tuple[str, Row
     seen: set[str] = set()
     for entry in create_dataset(dataset, seed=SEED, size=6 * sum(SIZES.values()), **options):
         question = question_of(dataset, entry)
-        fits = len(tokenizer(question).input_ids) + 10 <= tasks.max_prompt_tokens
+        asked = tokenizer.apply_chat_template(_messages(question), add_generation_prompt=True, tokenize=False)
+        fits = len(tokenizer(asked, add_special_tokens=False).input_ids) < tasks.max_prompt_tokens
         fits = fits and len(tokenizer(str(entry["answer"])).input_ids) <= MAX_ANSWER_TOKENS
         if fits and question not in seen:
             seen.add(question)
@@ -135,11 +136,15 @@ def make_data(tasks: Tasks, tokenizer: Any) -> dict[str, list[Row]]:
     return sets
 
 
+def _messages(question: str) -> list[dict[str, str]]:
+    return [{"role": "user", "content": question}]
+
+
 def _row(name: str, dataset: str, question: str, entry: Row, split: str) -> Row:
     verifiable = {"answer": entry["answer"], "metadata": entry["metadata"]}
     return {
         "data_source": name,
-        "prompt": [{"role": "user", "content": question}],
+        "prompt": _messages(question),
         "ability": "reasoning",
         "reward_model": {"style": "rule", "ground_truth": str(entry["answer"])},
         "extra_info": {"split": split, "dataset": dataset, "entry": json.dumps(verifiable, default=str)},
@@ -214,7 +219,9 @@ def supervised_start(pretrained: Path, rows: list[Row], out: Path, steps: int) -
             row = rows[i % len(rows)]
             asked = tokenizer.apply_chat_template(row["prompt"], add_generation_prompt=True, tokenize=False)
             prompt = tokenizer(asked, add_special_tokens=False).input_ids
-            answer = tokenizer(row["reward_model"]["ground_truth"] + END, add_special_tokens=False).input_ids
+            answer = tokenizer(
+                row["reward_model"]["ground_truth"] + tokenizer.eos_token, add_special_tokens=False
+            ).input_ids
             texts.append(prompt + answer)
             labels.append([-100] * len(prompt) + answer)
         longest = max(map(len, texts))
