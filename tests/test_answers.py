@@ -54,6 +54,7 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         {"admit": says(lambda *_: {}["x"])},
         r"Fails\)\.admit fails: KeyError: 'x' \(.*test_answers\.py, line",
     ),
+    "Forgets": (Sampler, {"decided": says(lambda *_: {}["x"])}, r"Forgets\)\.decided fails: KeyError: 'x' \("),
     "Unbound": (
         Sampler,
         {"bind": says(None), "admit": lambda self, *_: self.facts},
@@ -189,7 +190,7 @@ def test_a_wrong_answer_is_told_in_the_first_step(name) -> None:
     assert name.lower() in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Counts", "Unsaid", "Negative", "Kept"])
+@pytest.mark.parametrize("name", ["Counts", "Forgets", "Unsaid", "Negative", "Kept"])
 def test_and_in_an_asynchronous_trainers(name) -> None:
     with pytest.raises(AdaptiveError, match=FAULTS[name][2]):
         engine, world = make_stream_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))

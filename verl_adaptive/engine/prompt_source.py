@@ -25,7 +25,7 @@ from verl_adaptive.engine.steps import PromptStream
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Sampler, answers
-from verl_adaptive.roles.answers import who
+from verl_adaptive.roles.answers import ask, who
 
 #: Passes over the data within one step after which a gate is taken to let nothing more through.
 MAX_PASSES = 4
@@ -170,7 +170,7 @@ class PromptSource:
             pulled += len(index)
             progress.epoch = self.epoch(0)
             passed = answers.admit(self.sampler, self.row_of[index], position, progress)
-            self.sampler.decided(self.row_of[index], passed)
+            ask(self.sampler, "decided", self.row_of[index], passed)
             passed = self._free(index, passed, busy)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
@@ -203,7 +203,7 @@ class PromptSource:
         self.position += decided
         self.skipped = decided - (candidates - queued)
         passed = passed[:decided]
-        self.sampler.decided(self.row_of[read[: len(passed)]], passed)
+        ask(self.sampler, "decided", self.row_of[read[: len(passed)]], passed)
 
     # -- state ----------------------------------------------------------------------------------------------
 
