@@ -1009,14 +1009,14 @@ def test_a_step_takes_the_oldest_ready_groups_not_the_quickest():
     assert engine.receive(world.roll(last)) is None
     assert engine.can_take(8)
     engine.receive(world.roll(requests.select(np.arange(7, 8))))
-    assert engine.take(8).groups.submission.tolist() == list(range(7, 15))
+    assert engine.take().groups.submission.tolist() == list(range(7, 15))
 
 
 def half_taken(engine: AsyncEngine, world: World) -> Requests:
     """A first step that trains on the first 8 of 16 groups; gives the requests of the others, which stay in flight."""
     requests = engine.begin(1)
     engine.receive(world.roll(requests.select(np.arange(8))))
-    engine.take(8)
+    engine.take()
     engine.finish()
     return requests.select(np.arange(8, 16))
 
@@ -1025,7 +1025,7 @@ def take(engine: AsyncEngine, arrivals: Arrivals) -> Groups:
     """The groups of a batch, once there are enough."""
     while not engine.can_take(8):
         arrivals.send(engine.receive(arrivals.back()))
-    return engine.take(8).groups
+    return engine.take().groups
 
 
 def test_stale_groups_are_dropped_and_replaced():
@@ -1060,7 +1060,7 @@ def test_a_short_batch_takes_no_group_that_is_too_old(outcome):
     world.failure = 1.0
     while not engine.starved:
         engine.receive(world.roll(engine.flight))
-    assert engine.take(engine.count).groups.submission.tolist() == fresh.submission[:3].tolist()
+    assert engine.take().groups.submission.tolist() == fresh.submission[:3].tolist()
     result = engine.finish()
     assert set(late.submission) == set(result.groups.submission[result.outcome == outcome])
 
@@ -1085,7 +1085,7 @@ def test_a_step_does_not_wait_for_a_group_that_is_too_old_to_train():
     engine, world = made("grpo", AsyncFacts(warmup=1, threshold=1))
     requests = engine.begin(1)
     engine.receive(world.roll(requests.select(np.arange(1, 9))))
-    engine.take(8)
+    engine.take()
     engine.finish()
     world.failure = 1.0
     engine.receive(world.roll(engine.begin(2)))
@@ -1094,7 +1094,7 @@ def test_a_step_does_not_wait_for_a_group_that_is_too_old_to_train():
     engine.receive(world.roll(fresh.select(np.arange(4))))
     world.failure = 0.0
     engine.receive(world.roll(fresh.select(np.arange(4, len(fresh)))))
-    assert engine.decided and len(engine.take(engine.count).groups) == len(fresh) - 4 == 5
+    assert engine.decided and len(engine.take().groups) == len(fresh) - 4 == 5
 
 
 def test_a_group_that_is_too_old_to_train_gets_no_top_up():
@@ -1103,7 +1103,7 @@ def test_a_group_that_is_too_old_to_train_gets_no_top_up():
     engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8, threshold=1))
     first = engine.begin(1)
     engine.receive(world.roll(engine.receive(world.roll(first.select(np.arange(8))))))
-    engine.take(8)
+    engine.take()
     engine.finish()
     young = engine.begin(2)
     assert engine.receive(world.roll(first.select(np.arange(8, 16)))) is None
@@ -1116,7 +1116,7 @@ def test_wait_blocks_until_old_groups_are_back():
     engine.receive(world.roll(engine.begin(2)))
     assert len(engine.ready) >= 8 and not engine.can_take(8)  # eight of step 1 are still in flight
     with pytest.raises(AdaptiveError, match="wait for more"):
-        engine.take(8)
+        engine.take()
     engine.receive(world.roll(late))
     assert engine.can_take(8)
 
@@ -1145,7 +1145,7 @@ def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled()
     assert engine.starved and not engine.can_take(engine.count)
     world.failure = 0.0
     engine.receive(world.roll(engine.revive()))
-    assert engine.can_take(engine.count) and len(engine.take(engine.count).groups) == 8
+    assert engine.can_take(engine.count) and len(engine.take().groups) == 8
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])
@@ -1172,7 +1172,7 @@ def test_dropped_groups_train_beside_kept_ones_where_that_was_asked_for(mode, si
     engine.receive(back)
     while not engine.starved:
         engine.receive(world.roll(engine.flight))
-    assert [len(engine.take(engine.count).groups) for _ in range(4)] == sizes
+    assert [len(engine.take().groups) for _ in range(4)] == sizes
 
 
 def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
@@ -1319,7 +1319,7 @@ def test_first_rollouts_get_older_while_their_group_waits_for_a_top_up():
     first.lag[:] = 1
     topups = engine.receive(first)
     engine.receive(world.roll(topups.select(np.arange(8))))
-    engine.take(8)
+    engine.take()
     assert (engine.finish().groups.lag == 1).all()
     engine.begin(2)
     late = world.roll(topups.select(np.arange(8, 16)))

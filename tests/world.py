@@ -162,7 +162,7 @@ class Arrivals:
                 if engine.starved:
                     break
                 self.send(engine.receive(self.back()))
-            engine.take(engine.count)
+            engine.take()
         return engine.finish()
 
 

@@ -164,8 +164,8 @@ class Recorder(Listener):
     def revived(self) -> None:
         self._write(revive=True)
 
-    def took(self, count: int, result: StepResult) -> None:
-        self._seal(take=count, digest=_digest_result(result))
+    def took(self, result: StepResult) -> None:
+        self._seal(take=True, digest=_digest_result(result))
 
     def finished(self, result: StepResult) -> None:
         """The step is over; on return the system has what was written, so that it outlives the process, not the machine."""
@@ -401,7 +401,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
             elif "revive" in event and isinstance(engine, AsyncEngine):
                 _same_requests(events, engine.revive(), report)
             elif "take" in event and isinstance(engine, AsyncEngine):
-                if _digest_result(engine.take(int(event["take"]))) != event["digest"]:
+                if _digest_result(engine.take()) != event["digest"]:
                     raise _Diverged(f"line {number}: another batch was taken")
                 report.decisions += 1
             elif "end" in event:

@@ -7,7 +7,7 @@ submission; a dropped group makes room for a new prompt at once, a kept one is *
     send(engine.begin(step))
     while not engine.decided:
         send(engine.receive(some_results))               # any part of what is in flight
-    result = engine.take(engine.count)                   # once for each mini-step of the trainer
+    result = engine.take()                               # once for each mini-step of the trainer
     done = engine.finish()
 
 Decisions depend on rewards and on what had come back at each look, in other words on the recorded order of arrivals, and
@@ -156,8 +156,8 @@ class AsyncEngine(Engine):
         """Nothing that could train is in flight: waiting would be for ever, or for groups that are too old."""
         return self._viable() == 0
 
-    def take(self, count: int) -> StepResult:
-        """The batch of a mini-step: the oldest ready groups; fewer than ``count`` if the engine is starved.
+    def take(self) -> StepResult:
+        """The batch of a mini-step: the oldest ready groups, :attr:`count` of them.
 
         A mini-step after the first may be left with nothing: its batch is empty, and the step has trained on the others.
 
@@ -165,7 +165,8 @@ class AsyncEngine(Engine):
             Exhausted: the step is short and ``adaptive.on_exhausted=raise``, or there is nothing at all.
             AdaptiveError: called while groups in flight must be waited for.
         """
-        if not (self.can_take(count) or self.starved):
+        count = self.count
+        if not self.decided:
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
         note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - len(self._taken))
         # A plan of a step may be any number of groups, unless the step's cap cut it.
@@ -194,7 +195,7 @@ class AsyncEngine(Engine):
         result = StepResult(**vars(batch), ledger=Ledger(), partial=partial, note=note, rounds=self.progress.round)
         self._taken.append(result)
         self._measure()
-        self.recorder.took(count, result)
+        self.recorder.took(result)
         return result
 
     def finish(self) -> StepResult:

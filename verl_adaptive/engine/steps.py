@@ -169,7 +169,7 @@ class Listener:
     def revived(self) -> None:
         """An asynchronous step drew once more."""
 
-    def took(self, count: int, result: StepResult) -> None:
+    def took(self, result: StepResult) -> None:
         """An asynchronous trainer took a batch."""
 
     def finished(self, result: StepResult) -> None:

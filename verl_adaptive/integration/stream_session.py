@@ -33,7 +33,7 @@ class StreamSession(RolloutClient[AsyncEngine]):
         """
         engine = self.engine
         self._pump(lambda: engine.can_take(engine.count))
-        result = engine.take(engine.count)
+        result = engine.take()
         if not len(result.groups):
             raise NothingLeft(result.note)
         self.batch = self.queue.take_batch(result)

@@ -136,7 +136,7 @@ class Simulation:
         requests = self.engine.begin(self.step)
         if isinstance(self.engine, AsyncEngine):
             self.clock.go_on(self.engine, requests, self._answer)
-            self.engine.take(self.engine.count)
+            self.engine.take()
         elif self.clock is not None:
             self.clock.generate(self.engine, requests, self._answer)
         else:
