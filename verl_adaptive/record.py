@@ -80,7 +80,7 @@ class Recorder(Listener):
             "version": VERSION,
             "adaptive": asdict(engine.config),
             "facts": asdict(engine.facts),
-            "skip_zero": engine.skip_zero,
+            "skip_zero": engine.tracker.skip_zero,
             "kind": engine.kind,
             "stream": None if stream is None else asdict(stream),
             "group_relative": policy.advantage.group_relative,

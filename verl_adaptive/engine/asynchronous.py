@@ -187,9 +187,8 @@ class AsyncEngine(Engine):
         first = np.arange(len(self.ready)) < count
         batch = self.ready.select(first)
         self.ready = self.ready.select(~first)
-        if self.skip_zero:
-            batch.zero_row = self.tracker.zero_rows(batch.groups, batch.trained, batch.trains)
-            batch.trains = batch.trains & ~batch.zero_row
+        batch.zero_row = self.tracker.zero_rows(batch.groups, batch.trained, batch.trains)
+        batch.trains = batch.trains & ~batch.zero_row
         self._own += min(have, len(batch))
         partial = not planned and len(batch) < share
         result = StepResult(**vars(batch), ledger=Ledger(), partial=partial, note=note, rounds=self.progress.round)

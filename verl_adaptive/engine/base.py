@@ -82,7 +82,7 @@ class Engine(ABC):
         *,
         skip_zero: bool = True,
     ) -> None:
-        self.policy, self.table, self.config, self.facts, self.skip_zero = policy, table, config, facts, skip_zero
+        self.policy, self.table, self.config, self.facts = policy, table, config, facts
         self.pooled = policy.allocator if isinstance(policy.allocator, PooledAllocator) else None
         self.prompt_source = PromptSource(policy.sampler, facts, row_of, source)
         self.row_of, self.pool = self.prompt_source.row_of, self.prompt_source.pool
@@ -216,11 +216,11 @@ class Engine(ABC):
         self.progress = Progress(
             step=step,
             batch=self.facts.batch,
+            cap=self.config.max_rollouts_per_step,
             draw=Draw(self.facts.seed, step),
             epoch=self.prompt_source.epoch(self.total.rollouts.generated),
             **more,
         )
-        self.progress.cap = self.config.max_rollouts_per_step
         self.prompt_source.skipped = 0
         self.tracker.open_step(self.progress)
 

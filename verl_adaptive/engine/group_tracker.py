@@ -180,9 +180,7 @@ class GroupTracker:
             kept = np.flatnonzero(outcome == "trained")
             note = self.fallback(note, len(fill))
         trains &= groups.rollout_mask(outcome == "trained")
-        zero_row = np.zeros_like(trains)
-        if self.skip_zero:
-            zero_row = self.zero_rows(groups, outcome == "trained", trains)
+        zero_row = self.zero_rows(groups, outcome == "trained", trains)
         return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, len(kept) < size, note, rounds)
 
     @staticmethod
@@ -211,9 +209,11 @@ class GroupTracker:
         return self.policy.filter.keeps_all and completes
 
     def zero_rows(self, groups: Groups, trained: np.ndarray, trains: np.ndarray) -> np.ndarray:
-        """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero."""
-        inside = groups.rollout_mask(trained)
-        zero_row = np.zeros_like(trains)  # judged by what the advantage itself will see: the trained groups alone
+        """bool ``(R,)``: rollouts that stay out of training because their advantage is exactly zero; none without ``skip_zero``."""
+        zero_row = np.zeros_like(trains)
+        if not self.skip_zero:
+            return zero_row
+        inside = groups.rollout_mask(trained)  # judged by what the advantage itself will see: the trained groups alone
         zero = answers.zero(self.policy.advantage, groups.select(trained), trains[inside])
         zero_row[inside] = zero & trains[inside]
         if trains.any() and not (trains & ~zero_row).any():

@@ -199,7 +199,7 @@ def banner(trainer: Any) -> list[str]:
     notes = (*plan.notes, image_note(trainer.config, type(trainer.processor).__name__))  # the model is known by now
     more = [("verl", text) for text in compat.lacks(mode=plan.mode)[1]]
     more += [("note", text) for text in dict.fromkeys(notes) if text]
-    if engine.skip_zero:
+    if plan.skip_zero:
         text = (
             "reward and length curves cover every rollout of the batch's groups; actor/entropy, pg_clipfrac, ppo_kl, "
             "throughput and mfu only the rows that train (docs/metrics.md)"
