@@ -43,7 +43,7 @@ PILOT = {"allocator": {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"
 
 
 class NoGroups:
-    """A session without open groups."""
+    """A session without open groups, or a monitor that has seen nothing."""
 
     def state_dict(self) -> dict:
         return {}
@@ -75,12 +75,12 @@ def run_store_of(
         run_store.plan.stream = SimpleNamespace()
     run_store._newest, run_store._with_model, run_store._began = None, frozenset(), 0.0
     run_store.keys, run_store.sources = engine.table.keys.copy(), ["s"] * 40
-    run_store.row_of, run_store.where = np.arange(40), ""
+    run_store.row_of = np.arange(40)
     run_store._no_warm_start = None
     run_store.journal = run_store._attempt = None
 
-    def save(folder: str, step: int, *more: object) -> None:
-        RunStore.save(run_store, folder, step, *more)
+    def save(folder: str, step: int, engine: object, session: object, monitor: object = NoGroups()) -> None:
+        RunStore.save(run_store, folder, step, engine, session, monitor)
         run_store.saved(folder, step)  # verl's files are there
 
     run_store.save = save
@@ -162,11 +162,9 @@ def test_a_snapshot_is_copied_where_verl_copies_its_checkpoints(tmp_path, monkey
 
 def test_the_alarms_state_is_part_of_a_snapshot(tmp_path):
     run_store, engine = run_store_of(tmp_path)
-    monitor = Monitor(run_store.adaptive, engine, repeated=0.1, longest=10, tracking=lambda: None)
-    for name, more in (("with", (monitor,)), ("without", ())):
-        run_store.save(str(tmp_path / name), 2, engine, NoGroups(), *more)
-    assert run_store.load(str(tmp_path / "with"), 2)["monitor"]["alarms"]["names"] == engine.table.sources
-    assert "monitor" not in run_store.load(str(tmp_path / "without"), 2)
+    monitor = Monitor(run_store.adaptive, engine, longest=10, tracking=lambda: None)
+    run_store.save(str(tmp_path), 2, engine, NoGroups(), monitor)
+    assert run_store.load(str(tmp_path), 2)["monitor"]["alarms"]["names"] == engine.table.sources
 
 
 def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_path):
@@ -174,7 +172,7 @@ def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_pa
     run_store, engine = run_store_of(tmp_path)
     rows = [{"number": i} for i in range(8)]
     made = object.__new__(get_trainer_cls("adaptive_sync"))
-    made.run_store, made.engine, made.session, made._monitor = run_store, engine, NoGroups(), None
+    made.run_store, made.engine, made.session, made._monitor = run_store, engine, NoGroups(), NoGroups()
     run_store.save = RunStore.save.__get__(run_store)
     made.config = OmegaConf.create(
         {"trainer": {"default_local_dir": str(tmp_path), "default_hdfs_dir": None}, "actor_rollout_ref": {"actor": {}}}
@@ -477,7 +475,7 @@ def test_weights_and_statistics_are_of_one_save(tmp_path) -> None:
     run_store, engine = run_store_of(tmp_path)
     folder = saved(run_store, engine, tmp_path, 2)
     assert run_store.load(str(folder.parent), 2) is not None
-    RunStore.save(run_store, str(folder.parent), 2, engine, NoGroups())  # and no :meth:`saved` follows
+    RunStore.save(run_store, str(folder.parent), 2, engine, NoGroups(), NoGroups())  # and no :meth:`saved` follows
     with pytest.raises(SnapshotError, match=r"not of one save.*adaptive\.resume\.allow=\[interrupted\]"):
         run_store.load(str(folder.parent), 2)
     run_store.adaptive.resume.allow = ["interrupted"]

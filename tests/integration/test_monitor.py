@@ -15,7 +15,7 @@ pytest.importorskip("transfer_queue")
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from tests.world import make_engine, run_step
+from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import monitor
 from verl_adaptive.integration.rewards import read_rewards
@@ -33,7 +33,7 @@ def watched(monkeypatch, steps: int, *, tracking=None, fields=frozenset(), **con
     engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.where(np.arange(60) < 50, 0.6, 0.0))
     monkeypatch.setattr(monitor, "_fields", lambda batch: fields)
     made = AdaptiveConfig.from_mapping({"name": "t", **config})
-    looker = monitor.Monitor(made, engine, repeated=0.0, longest=3, tracking=lambda: tracking)
+    looker = monitor.Monitor(made, engine, longest=3, tracking=lambda: tracking)
     out = []
     for step in range(1, steps + 1):
         out.append(looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train")))
@@ -50,7 +50,7 @@ def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
 
 def test_answers_of_several_short_outputs_are_not_cut(told) -> None:
     engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.full(60, 0.5))
-    looker = monitor.Monitor(AdaptiveConfig(), engine, repeated=0.0, longest=1000, tracking=lambda: None)
+    looker = monitor.Monitor(AdaptiveConfig(), engine, longest=1000, tracking=lambda: None)
     batch = SimpleNamespace(keys=[], partition_id="train")
     shares = []
     for step, longest in enumerate([400, 400, 1000], 1):
@@ -101,7 +101,7 @@ def test_an_acc_that_is_the_reward_is_no_other_field(queue, rewards, accs, diffe
 def test_a_bare_number_that_is_graded_late_is_no_unused_acc(monkeypatch, told) -> None:
     """Rewards of 0 and 0.1 at first, then 1: verl's ``acc`` was taken for another field, and setting it changes nothing."""
     engine, world = make_engine(batch=16, n=8, M=60, p=np.full(60, 0.5))
-    looker = monitor.Monitor(AdaptiveConfig(), engine, repeated=0.0, longest=1000, tracking=lambda: None)
+    looker = monitor.Monitor(AdaptiveConfig(), engine, longest=1000, tracking=lambda: None)
     asked = []
     monkeypatch.setattr(monitor, "_fields", lambda batch: asked.append(step) or frozenset({"acc"} if step > 4 else ()))
     for step in range(1, 7):
@@ -129,9 +129,10 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
 
     def steps(count: int, state: dict | None) -> tuple[dict, list[str]]:
         told.clear()
-        engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.zeros(60))
+        twice = keys_of(60)[np.arange(60) % 40]
+        engine, world = make_engine(filter="keep_all", batch=16, n=8, p=np.zeros(60), keys=twice)
         config = AdaptiveConfig.from_mapping({"name": "t"})
-        looker = monitor.Monitor(config, engine, repeated=0.3, longest=1000, tracking=lambda: None)
+        looker = monitor.Monitor(config, engine, longest=1000, tracking=lambda: None)
         if state is not None:
             looker.load_state_dict(join_state(*split_state(state)))
         for step in range(1, count + 1):
@@ -151,7 +152,7 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
 
 def test_a_state_that_cannot_be_taken_up_stops_no_run(monkeypatch, told) -> None:
     engine, _ = make_engine()
-    looker = monitor.Monitor(AdaptiveConfig(), engine, repeated=0.0, longest=3, tracking=lambda: None)
+    looker = monitor.Monitor(AdaptiveConfig(), engine, longest=3, tracking=lambda: None)
     looker.load_state_dict({"alarms": {"names": ["a"]}, "asked": 0})
     (line,) = [r.getMessage() for r in told.records]
     assert "alarms are off from now on, training goes on: KeyError" in line

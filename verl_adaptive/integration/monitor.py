@@ -29,7 +29,6 @@ class Monitor:
     Args:
         config: the ``adaptive`` group.
         engine: of the run, as it begins (after a resume).
-        repeated: share of the data set's rows that repeat an earlier prompt.
         longest: ``data.max_response_length``.
         tracking: gives verl's logger, for the lists.
     """
@@ -39,7 +38,6 @@ class Monitor:
         config: AdaptiveConfig,
         engine: Engine,
         *,
-        repeated: float,
         longest: int,
         tracking: Callable[[], Any],
     ) -> None:
@@ -47,6 +45,7 @@ class Monitor:
         table = engine.table
         names = table.sources
         prompts = np.bincount(table.col("source")[engine.pool], minlength=len(names))
+        repeated = 1 - len(engine.pool) / max(1, len(engine.row_of))
         self._judge = Judge(config.alarms, names, prompts, repeated=repeated, signal=config.signal)
         self._asked = 0
         self._broken: set[str] = set()

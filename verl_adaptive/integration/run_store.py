@@ -53,9 +53,6 @@ class RunStore:
         table: the statistics.
         row_of: int64 ``(D,)``, table row of every data-set position.
         origin: how the statistics began, for people.
-        where: where the journal is, or why there is none, for people.
-        argument: what our commands take to read this run.
-        repeated_share: of the data set's rows, those that repeat an earlier prompt.
     """
 
     def __init__(self, config: Any, plan: RunPlan, dataset: Any) -> None:
@@ -104,10 +101,6 @@ class RunStore:
                 " and ".join(paths[:3]),
             )
         repeated = len(self.keys) - len(np.unique(self.row_of))
-        self.repeated_share = repeated / max(1, len(self.keys))
-        self.duplicates_note = (
-            f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
-        )
         if 5 * repeated > len(self.keys):
             logger.warning(
                 "training set: %s. Prompts that come again are handled: each has one set of statistics, and pool samplers "
@@ -132,9 +125,7 @@ class RunStore:
             raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
 
     def _open_journal(self) -> Journal | None:
-        place, self.where = self.plan.place, self.plan.store
-        dumps = self.config.trainer.get("rollout_data_dir", None)
-        self.argument = place.checkpoints if self.adaptive.store.dir is None else place.folder or place.checkpoints
+        place, dumps = self.plan.place, self.config.trainer.get("rollout_data_dir", None)
         if place.folder is None:
             return None
         return Journal(
@@ -155,6 +146,18 @@ class RunStore:
             },
         )
 
+    @property
+    def where(self) -> str:
+        """Where the journal is, or why there is none, for people."""
+        attempt = -1 if self.journal is None else self.journal.attempt
+        return self.plan.store + (f" (attempt {attempt})" if attempt >= 0 else "")
+
+    @property
+    def argument(self) -> str:
+        """What our commands take to read this run."""
+        place = self.plan.place
+        return place.checkpoints if self.adaptive.store.dir is None else place.folder or place.checkpoints
+
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
@@ -174,7 +177,6 @@ class RunStore:
             first = np.unique(self.row_of, return_index=True)[1]
             sources = [str(self.sources[i] or "") for i in first.tolist()]
             self.journal.begin(step, self.keys[first], sources, parent=self._attempt)
-            self.where = f"{self.where} (attempt {self.journal.attempt})"
 
     def commit(self, step: int, result: StepResult, engine: Engine) -> None:
         """Write a step to the journal, beside training; trouble there never stops it, nor holds it up."""
@@ -211,12 +213,7 @@ class RunStore:
     # -- snapshots ------------------------------------------------------------------------------------------
 
     def save(
-        self,
-        checkpoint: str,
-        step: int,
-        engine: Engine,
-        session: Session | StreamSession,
-        monitor: Monitor | None = None,
+        self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession, monitor: Monitor
     ) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
 
@@ -234,7 +231,7 @@ class RunStore:
             {
                 "engine": engine.state_dict(),
                 "session": session.state_dict(),
-                **({} if monitor is None else {"monitor": monitor.state_dict()}),
+                "monitor": monitor.state_dict(),
             },
             meta={
                 "step": step,

@@ -188,13 +188,15 @@ def _forgetting(engine: Engine) -> dict[str, float]:
 
 def banner(trainer: Any) -> list[str]:
     """Some ten lines at the start: the plan, the data, what was resumed, which curves to read how."""
-    engine, plan, memory = trainer.engine, trainer.plan, trainer.run_store
+    engine, plan, run_store = trainer.engine, trainer.plan, trainer.run_store
+    repeated = len(engine.row_of) - len(engine.pool)
+    again = f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
     said = dict(plan.lines())
     said |= {
-        "store": memory.where,
-        "data": f"{len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{memory.duplicates_note}",
-        "start": memory.origin,
-        "look": f"verl-adaptive stats {shlex.quote(memory.argument)}",
+        "store": run_store.where,
+        "data": f"{len(engine.row_of):,} rows, {len(engine.pool):,} distinct prompts{again}",
+        "start": run_store.origin,
+        "look": f"verl-adaptive stats {shlex.quote(run_store.argument)}",
     }
     notes = (*plan.notes, image_note(trainer.config, type(trainer.processor).__name__))  # the model is known by now
     more = [("verl", text) for text in compat.lacks(mode=plan.mode)[1]]

@@ -316,7 +316,6 @@ class AdaptiveMixin(MinibatchMixin):
         self._monitor = Monitor(
             self.plan.adaptive,
             self.engine,
-            repeated=self.run_store.repeated_share,
             longest=self.plan.longest,
             tracking=lambda: self.logger,
         )
