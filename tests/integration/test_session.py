@@ -40,7 +40,7 @@ from verl_adaptive.integration.minibatches import StepState  # noqa: E402
 from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
 from verl_adaptive.integration.queue import Queue  # noqa: E402
 from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
-from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
+from verl_adaptive.integration.rollout_client import RolloutHandles, deal  # noqa: E402
 from verl_adaptive.integration.session import Session  # noqa: E402
 
 BATCH, N, PROMPTS = 4, 8, 40
@@ -549,6 +549,12 @@ def test_survivors_are_the_group(queue):
     trained = [float(scores[int(r)].sum()) for r in rows]
     assert trained == result.groups.reward[result.trains].tolist()
     clear(batch)
+
+
+@pytest.mark.parametrize(("workers", "order"), [(0, [0, 1, 2, 3, 4]), (1, [0, 1, 2, 3, 4]), (2, [0, 2, 4, 1, 3])])
+def test_each_workers_share_begins_with_what_was_to_come_first(workers, order):
+    """A manager whose list of workers is empty ended in a ValueError."""
+    assert deal(5, workers).tolist() == order
 
 
 @pytest.mark.parametrize(("share", "failed"), [(0.5, 0), (0.6, 16)])

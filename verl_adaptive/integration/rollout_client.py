@@ -63,9 +63,10 @@ def deal(count: int, workers: int) -> np.ndarray:
     """int64 ``(count,)``: an order in which ``workers`` contiguous shares each begin with what was to come first.
 
     verl's ``generate_sequences`` gives each agent-loop worker one contiguous share of the prompts, and all begin at once.
+    A manager of somebody's own may show no workers: one share.
     """
-    order = np.arange(count, dtype=np.int64)
-    return np.concatenate([order[worker::workers] for worker in range(max(1, workers))])
+    order, shares = np.arange(count, dtype=np.int64), max(1, workers)
+    return np.concatenate([order[first::shares] for first in range(shares)])
 
 
 class RolloutClient(Generic[E]):

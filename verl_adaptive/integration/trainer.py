@@ -75,7 +75,7 @@ class AdaptiveMixin(MinibatchMixin):
         self.session: Session | StreamSession
         self._monitor: Monitor  # from the loading of the checkpoint on
         self._abort = Abort(
-            lambda: getattr(self.agent_loop_manager, "agent_loop_workers", ()),
+            lambda: list(_named_workers(self.agent_loop_manager).values()),
             self._servers,
             lambda: self.checkpoint_manager,
             plan.stall,
@@ -131,7 +131,7 @@ class AdaptiveMixin(MinibatchMixin):
             skip_zero=plan.skip_zero,
             mode=plan.stream,
         )
-        sorted_out = plan.stream is None and plan.adaptive.longest_first
+        sorted_by_length = plan.stream is None and plan.adaptive.longest_first
         handles = RolloutHandles(
             self._submit_batch_to_rollout,
             lambda: self.global_steps,
@@ -139,7 +139,7 @@ class AdaptiveMixin(MinibatchMixin):
             lambda: open_requests(self._named_servers()),
             stall=plan.stall,
             row_limit=plan.row_limit,
-            workers=lambda: len(getattr(self.agent_loop_manager, "agent_loop_workers", " ")) if sorted_out else 1,
+            workers=lambda: len(_named_workers(self.agent_loop_manager)) if sorted_by_length else 1,
             single_turn=plan.single_turn,
             late=plan.late,
         )
