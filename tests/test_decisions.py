@@ -51,8 +51,8 @@ def record(folder: Path, words: str, asynchronous: bool) -> None:
     config = replace(compose_preset(split_words(words)), seed=3)
     rates = np.random.default_rng(5).permutation(np.concatenate([np.zeros(8), np.ones(8), np.linspace(0.05, 0.95, 24)]))
     world = World(rates, 3, failure=0.05)
-    mode = AsyncFacts(warmup=0 if build_policy(config).sampler.plans_steps else 4) if asynchronous else None
-    engine = engine_of(config, world, steps=STEPS, mode=mode)
+    async_facts = AsyncFacts(warmup=0 if build_policy(config).sampler.plans_steps else 4) if asynchronous else None
+    engine = engine_of(config, world, steps=STEPS, async_facts=async_facts)
     recorder, arrivals = Recorder(folder, engine), Arrivals(world)
     for step in range(1, STEPS + 1):
         if engine.finished:

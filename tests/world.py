@@ -69,7 +69,7 @@ def make_engine(
     world: World | None = None,
     table: StatsTable | None = None,
     keys: np.ndarray | None = None,
-    mode: AsyncFacts | None = None,
+    async_facts: AsyncFacts | None = None,
     skip_zero: bool = True,
     **adaptive: Any,
 ) -> tuple[Engine, World]:
@@ -82,7 +82,7 @@ def make_engine(
         world: use this one instead of making it.
         table: use this one (as after a resume) instead of an empty one.
         keys: prompts' keys, equal ones for duplicates; default: all different.
-        mode: an asynchronous trainer's.
+        async_facts: an asynchronous trainer's.
         skip_zero: as :class:`Engine`.
         adaptive: further keys of the ``adaptive`` group.
     """
@@ -91,7 +91,9 @@ def make_engine(
     if world is None:
         world = World((np.arange(M) + 0.5) / M if p is None else p, seed)
     sizes = {"batch": batch, "n": n, "steps": steps}
-    return engine_of(config, world, **sizes, table=table, keys=keys, mode=mode, skip_zero=skip_zero), world
+    return engine_of(
+        config, world, **sizes, table=table, keys=keys, async_facts=async_facts, skip_zero=skip_zero
+    ), world
 
 
 def config_of(**adaptive: Any) -> AdaptiveConfig:
@@ -125,7 +127,7 @@ def engine_of(
 
 def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
     """As :func:`make_engine`, for an asynchronous trainer."""
-    return make_engine(*parts, mode=stream or AsyncFacts(), **options)
+    return make_engine(*parts, async_facts=stream or AsyncFacts(), **options)
 
 
 class Arrivals:
@@ -156,7 +158,7 @@ class Arrivals:
     def step(self, engine: AsyncEngine, step: int) -> StepResult:
         """One whole step, mini-steps included, as the trainers' session takes it."""
         self.send(engine.begin(step))
-        for _ in range(engine.mode.parts):
+        for _ in range(engine.async_facts.parts):
             while not engine.can_take(engine.count):
                 self.send(engine.revive())
                 if engine.starved:

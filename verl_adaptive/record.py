@@ -75,14 +75,14 @@ class Recorder(Listener):
         self.folder = Path(root) / f"attempt-{_number(earlier[-1]) + 1 if earlier else 0}"
         self._step: int | None = None
         self._file: BinaryIO | None = None
-        policy, stream = engine.policy, engine.mode if isinstance(engine, AsyncEngine) else None
+        policy, async_facts = engine.policy, engine.async_facts if isinstance(engine, AsyncEngine) else None
         header = {
             "version": VERSION,
             "adaptive": asdict(engine.config),
             "facts": asdict(engine.facts),
             "skip_zero": engine.tracker.skip_zero,
             "kind": engine.kind,
-            "stream": None if stream is None else asdict(stream),
+            "stream": None if async_facts is None else asdict(async_facts),
             "group_relative": policy.advantage.group_relative,
         }
         made = False
@@ -353,7 +353,7 @@ def _load_engine(folder: Path, events: Iterator[tuple[int, dict[str, Any]]]) -> 
             raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
         config = AdaptiveConfig.from_mapping(header["adaptive"])
         facts = RunFacts(**header["facts"])
-        mode = None if header["stream"] is None else AsyncFacts(**header["stream"])
+        async_facts = None if header["stream"] is None else AsyncFacts(**header["stream"])
         skip_zero, group_relative = bool(header["skip_zero"]), bool(header["group_relative"])
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error
@@ -362,7 +362,7 @@ def _load_engine(folder: Path, events: Iterator[tuple[int, dict[str, Any]]]) -> 
         policy = build_policy(config)
         policy.advantage.group_relative = group_relative
         row_of, source = np.asarray(state["row_of"], dtype=np.int64), _Script(events, int(state["engine"]["size"]))
-        engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, mode=mode)
+        engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, async_facts=async_facts)
         engine.load_state_dict(state["engine"])
     except _STRANGE as error:
         raise RecordError(f"{path} and {START} make no engine: {error!r}") from error

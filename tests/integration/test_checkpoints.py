@@ -69,10 +69,10 @@ def run_store_of(
         only_validates=False,
         settings=settings,
         begins="empty",
-        stream=None,
+        async_facts=None,
     )
     if mode == "colocate_async":
-        run_store.plan.stream = SimpleNamespace()
+        run_store.plan.async_facts = SimpleNamespace()
     run_store._newest, run_store._with_model, run_store._began = None, frozenset(), 0.0
     run_store.keys, run_store.sources = engine.table.keys.copy(), ["s"] * 40
     run_store.row_of = np.arange(40)

@@ -141,7 +141,7 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
 
     monkeypatch.setattr(PPOTrainerSync, "fit", fit)
     trainer, closed = trainer_of(), []
-    trainer.plan = SimpleNamespace(stream=None, policy=build_policy(AdaptiveConfig()), stall=1.0)
+    trainer.plan = SimpleNamespace(async_facts=None, policy=build_policy(AdaptiveConfig()), stall=1.0)
     manager = SimpleNamespace(agent_loop_workers=[])
     trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
     trainer._recorder = SimpleNamespace(close=lambda: closed.append("record"))

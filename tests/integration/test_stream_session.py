@@ -85,7 +85,7 @@ def session_of(
     workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, centres: bool | None = None, **adaptive
 ) -> StreamSession:
     config = config_of(**{"poll_interval": 0.01, "stall_timeout": 60.0, **adaptive})
-    engine, prompts = engine_on_rows(config, table=table, steps=20, mode=stream)
+    engine, prompts = engine_on_rows(config, table=table, steps=20, async_facts=stream)
     if centres is not None:  # of verl's estimators that compare no groups: whether it subtracts their mean all the same
         advantage = engine.policy.advantage
         advantage.needs_groups, advantage.centres = False, centres
@@ -99,7 +99,7 @@ def one_step(session: StreamSession):
     """A step as the trainer takes it; the rows that trained leave the queue, as verl clears them."""
     session.step += 1
     session.start()
-    for _ in range(session.engine.mode.parts):
+    for _ in range(session.engine.async_facts.parts):
         batch = session.complete()
         assert set(batch.keys) <= left()
         for (key, trains), home in zip(batch.sequences, batch.group, strict=True):

@@ -204,7 +204,7 @@ def _simulate(cost: Cost, plan: RunPlan, hopeless: float) -> None:
     apiece = found.seconds_per_informative
     each = "" if apiece is None else f", {_two(apiece)} x for each informative group"
     each = _passes(_by_pass(found, 1)) + each
-    ahead = "" if plan.stream is None else "; counted as in the sync trainer"
+    ahead = "" if plan.async_facts is None else "; counted as in the sync trainer"
     cost.time = (
         f"simulated: about {_two(found.seconds)} x GRPO's generation time{waves}{each} (a model of {engines} engine"
         f"{'' if engines == 1 else 's'} with {number(slots)} slots, answers of up to {number(longest)} tokens{ahead})"

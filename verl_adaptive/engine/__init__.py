@@ -34,14 +34,19 @@ __all__ = [
 
 
 def make_engine(
-    policy: Policy, table: StatsTable, config: AdaptiveConfig, *parts: Any, mode: AsyncFacts | None = None, **more: Any
+    policy: Policy,
+    table: StatsTable,
+    config: AdaptiveConfig,
+    *parts: Any,
+    async_facts: AsyncFacts | None = None,
+    **more: Any,
 ) -> Engine:
     """The engine of a trainer mode.
 
     Args:
         policy, table, config, parts, more: as :class:`Engine`.
-        mode: how an asynchronous trainer takes its batches; None: verl's ``sync`` trainer, or a simulation of it.
+        async_facts: how an asynchronous trainer takes its batches; None: verl's ``sync`` trainer, or a simulation of it.
     """
-    if mode is not None:
-        return AsyncEngine(policy, table, config, *parts, mode=mode, **more)
+    if async_facts is not None:
+        return AsyncEngine(policy, table, config, *parts, async_facts=async_facts, **more)
     return OrderedEngine(policy, table, config, *parts, **more)

@@ -66,7 +66,7 @@ class AsyncEngine(Engine):
     """Runs a policy on results that come back one by one.
 
     Args:
-        mode: how the trainer takes its batches.
+        async_facts: how the trainer takes its batches.
         args, kwargs: as :class:`~verl_adaptive.engine.base.Engine`.
 
     Attributes:
@@ -75,9 +75,9 @@ class AsyncEngine(Engine):
 
     kind = "async"
 
-    def __init__(self, *args: Any, mode: AsyncFacts, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, async_facts: AsyncFacts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.mode = mode
+        self.async_facts = async_facts
         self.ready = Closed.of(Groups.empty(), "trained")
         # submission → step of its first rollouts; of every group in flight or ready, and of those that left in the step
         self._born: dict[int, int] = {}
@@ -134,8 +134,8 @@ class AsyncEngine(Engine):
     @property
     def count(self) -> int:
         """Groups that the next mini-step takes."""
-        share = self.facts.batch // self.mode.parts
-        even = math.ceil(len(self.ready) / max(1, self.mode.parts - len(self._taken)))
+        share = self.facts.batch // self.async_facts.parts
+        even = math.ceil(len(self.ready) / max(1, self.async_facts.parts - len(self._taken)))
         if self.policy.sampler.plans_steps:  # all that was planned for the step
             return even
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
@@ -168,7 +168,8 @@ class AsyncEngine(Engine):
         count = self.count
         if not self.decided:
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
-        note, share, left = "", self.facts.batch // self.mode.parts, max(1, self.mode.parts - len(self._taken))
+        parts = self.async_facts.parts
+        note, share, left = "", self.facts.batch // parts, max(1, parts - len(self._taken))
         # A plan of a step may be any number of groups, unless the step's cap cut it.
         planned, have = self.policy.sampler.plans_steps and not self.tracker.why, len(self.ready)
         limited = self.tracker.limited
@@ -223,9 +224,9 @@ class AsyncEngine(Engine):
 
     def _window(self, step: int) -> int:
         batch = self.facts.batch
-        share = batch - min(batch, len(self._taken) * (batch // self.mode.parts))
+        share = batch - min(batch, len(self._taken) * (batch // self.async_facts.parts))
         to_the_end = max(0, self.facts.steps - step) * batch
-        return share + min(self.mode.warmup, to_the_end)
+        return share + min(self.async_facts.warmup, to_the_end)
 
     def _measure(self) -> None:
         """Tell the roles how full the window is."""
@@ -290,7 +291,7 @@ class AsyncEngine(Engine):
         if self.policy.sampler.plans_steps:
             return answers.amount(self.policy.sampler, "round_size", progress) if self._drawn == 0 else 0
         missing = self._window(progress.step) - len(self.ready) - self._viable()
-        most = self.config.max_rounds * (self.facts.batch + self.mode.warmup) - self._drawn
+        most = self.config.max_rounds * (self.facts.batch + self.async_facts.warmup) - self._drawn
         if missing <= 0:
             return 0
         if most <= 0:
@@ -310,14 +311,14 @@ class AsyncEngine(Engine):
 
     def _too_old(self, submissions: np.ndarray) -> np.ndarray:
         """bool ``(k,)``: groups that span more weight versions than verl's threshold lets train."""
-        threshold, step = self.mode.threshold, self.progress.step
-        if threshold is None or self.mode.strategy != "drop":
+        threshold, step = self.async_facts.threshold, self.progress.step
+        if threshold is None or self.async_facts.strategy != "drop":
             return np.zeros(len(submissions), dtype=bool)
         return np.array([step - self._born.get(t, step) + 1 > threshold for t in submissions.tolist()], dtype=bool)
 
     def _must_wait(self) -> bool:
-        threshold = self.mode.threshold
-        if threshold is None or self.mode.strategy != "wait":
+        threshold = self.async_facts.threshold
+        if threshold is None or self.async_facts.strategy != "wait":
             return False
         return any(self.progress.step - self._born[t] + 1 >= threshold for t in self.flight.submission.tolist())
 

@@ -12,7 +12,7 @@ from verl_adaptive.config import AdaptiveConfig, check, flat
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import ahead_of, gpus_of, has_critic, late_rewards, mode_of, replicas_of, stream_of
+from verl_adaptive.integration.facts import ahead_of, async_of, gpus_of, has_critic, late_rewards, mode_of, replicas_of
 from verl_adaptive.integration.guard import is_preset
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.roles import Commits
@@ -227,7 +227,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
     if mode_of(config) != "sync":
-        parts = stream_of(config).parts
+        parts = async_of(config).parts
         check(
             batch % parts == 0,
             f"trainer.v1.{mode_of(config)}.parameter_sync_step",

@@ -57,7 +57,7 @@ def ahead_of(config: Any) -> float:
     return max(0, ahead)
 
 
-def stream_of(config: Any) -> AsyncFacts:
+def async_of(config: Any) -> AsyncFacts:
     """How the asynchronous trainer that the configuration chooses takes its batches; what it generates ahead is the plan's."""
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
     return AsyncFacts(

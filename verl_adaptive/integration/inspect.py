@@ -263,7 +263,7 @@ def _first_round(plan: RunPlan) -> int:
     table = StatsTable()
     facts = replace(plan.facts, prompts=prompts)
     row_of, stream = table.rows_for(keys), WorldPrompts(prompts, shuffle=False)
-    first = make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream, mode=plan.stream).begin(1)
+    first = make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream, async_facts=plan.async_facts).begin(1)
     return 0 if first is None else first.rollouts
 
 

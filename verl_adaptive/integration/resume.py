@@ -90,7 +90,7 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
                 "same: adaptive.resume.allow=[interrupted]"
             )
         accepted.append(f"{text}; accepted because of adaptive.resume.allow=[interrupted]")
-    if plan.stream is None:
+    if plan.async_facts is None:
         check_mode(manifest["meta"].get("under_way", {}), allow)
     hard, soft = differences(manifest["meta"].get("settings"), plan.settings)
     if hard and ALLOW not in allow:

@@ -32,7 +32,7 @@ class RunPlan:
         mode: verl's trainer mode, whatever our names for it: ``sync``, ``colocate_async`` or ``separate_async``.
         schedule: what the mode means for this run.
         ahead: batches generated ahead.
-        stream: how an asynchronous trainer takes its batches; what it generates ahead is there once sized; None: ``sync``.
+        async_facts: how an asynchronous trainer takes its batches; what it generates ahead is there once sized; None: ``sync``.
         batch, rollout_n: prompts and rollouts a prompt of plain GRPO's step with the same settings.
         epochs, asked_steps: what verl ends by; ``asked_steps`` is None where nobody asked for a number of steps.
         updates: the actor's optimizer updates a step, epochs of PPO included.
@@ -63,7 +63,7 @@ class RunPlan:
     mode: str
     schedule: str
     ahead: float
-    stream: AsyncFacts | None
+    async_facts: AsyncFacts | None
     batch: int
     rollout_n: int
     only_validates: bool
@@ -125,7 +125,7 @@ class RunPlan:
             mode=mode,
             schedule=facts.schedule_of(config),
             ahead=facts.ahead_of(config),
-            stream=None if mode == "sync" else facts.stream_of(config),
+            async_facts=None if mode == "sync" else facts.async_of(config),
             batch=batch,
             rollout_n=n,
             only_validates=facts.only_validates(config),
@@ -183,7 +183,7 @@ class RunPlan:
         notes += [shape.note] if shape.note else []
         window = shape.groups + shape.ahead
         check(
-            self.stream is None or prompts is None or prompts >= window or self.only_validates,
+            self.async_facts is None or prompts is None or prompts >= window or self.only_validates,
             f"trainer.v1.{self.mode}.num_warmup_batches",
             self.ahead,
             f"{window} prompts would be in flight at once, the training set has {prompts} different ones, and none is "
@@ -202,7 +202,7 @@ class RunPlan:
             self,
             adaptive=shape.config,
             policy=policy,
-            stream=None if self.stream is None else replace(self.stream, warmup=shape.ahead),
+            async_facts=None if self.async_facts is None else replace(self.async_facts, warmup=shape.ahead),
             notes=tuple(notes),
             groups=shape.groups,
             n=shape.n,

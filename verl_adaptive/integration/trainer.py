@@ -129,9 +129,9 @@ class AdaptiveMixin(MinibatchMixin):
         self.engine = make_engine(
             *(plan.policy, self.run_store.table, plan.adaptive, plan.facts, self.run_store.row_of, self.stream),
             skip_zero=plan.skip_zero,
-            mode=plan.stream,
+            async_facts=plan.async_facts,
         )
-        sorted_by_length = plan.stream is None and plan.adaptive.longest_first
+        sorted_by_length = plan.async_facts is None and plan.adaptive.longest_first
         handles = RolloutHandles(
             self._submit_batch_to_rollout,
             lambda: self.global_steps,
@@ -266,7 +266,7 @@ class AdaptiveMixin(MinibatchMixin):
 
     def fit(self, agent_loop_manager: Any) -> None:
         """verl's loop; after it the journal and the record are closed (verl 0.9.1 returns from its last step at once)."""
-        if self.plan.stream is None:
+        if self.plan.async_facts is None:
             check_manager(self.config, agent_loop_manager, self.plan.policy)
         servers = {f"rollout server {i}": server for i, server in enumerate(self._servers())}
         workers = _named_workers(agent_loop_manager)

@@ -79,7 +79,7 @@ class Simulation:
         row_of = table.rows_for(world.keys, sources=world.sources)
         shape = step_shape(config, batch, n, len(table), ahead or 0)
         config = shape.config
-        mode = None if ahead is None else AsyncFacts(warmup=shape.ahead)
+        async_facts = None if ahead is None else AsyncFacts(warmup=shape.ahead)
         policy = build_policy(config)
         if reference in REFERENCES:
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
@@ -93,7 +93,9 @@ class Simulation:
             self.engine = VerlFilter(policy, table, config, facts, row_of, source)
         else:
             skip = config.skip_zero_advantage is not False
-            self.engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip, mode=mode)
+            self.engine = make_engine(
+                policy, table, config, facts, row_of, source, skip_zero=skip, async_facts=async_facts
+            )
         self.step = 0
         self.requests: list[Requests] = []
         self.truth: list[np.ndarray] = []
