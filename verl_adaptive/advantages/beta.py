@@ -33,12 +33,11 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
+from verl_adaptive.advantages.verl import EPSILON
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.groups import ROUNDING, Groups
 from verl_adaptive.ranges import Positive, Share
 from verl_adaptive.roles import Advantage, PolicyParts
-
-EPSILON = 1e-6  # verl's, added to the standard deviation
 
 
 class BetaPosterior(Advantage):

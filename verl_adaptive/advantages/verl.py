@@ -23,6 +23,10 @@ COMPARING = GROUP_RELATIVE | {"gpg", "grpo_passk", "opo", "optimal_token_baselin
 CENTRING = COMPARING | {"gdpo", "reinforce_plus_plus_baseline"}
 
 
+#: What verl's estimators add to a standard deviation that they divide by.
+EPSILON = 1e-6
+
+
 class Verl(Advantage):
     """Leaves ``algorithm.adv_estimator`` to the user.
 

@@ -1,8 +1,8 @@
 """The engine of asynchronous trainers: a window of groups that is kept full.
 
-Generation never stops. The engine keeps a *window* of groups in flight or
-ready: verl's warm-up batches plus the batch of the step. Whatever has come back is reviewed together, in the order of
-submission; a dropped group makes room for a new prompt at once, a kept one is *ready* until a step takes it::
+Generation never stops. The engine keeps a *window* of groups in flight or ready: verl's warm-up batches plus the batch of the
+step. Whatever has come back is reviewed together, in the order of submission; a dropped group makes room for a new prompt at
+once, a kept one is *ready* until a step takes it::
 
     send(engine.begin(step))
     while not engine.decided:
@@ -22,7 +22,8 @@ What differs from the engine of the ``sync`` trainer:
   ``stale``, and one in flight no longer keeps a place in the window; with ``wait`` a step is not taken while a group in
   flight has reached that age;
 * what a step first asks for (``sampler.round``, Pilot-Commit's ``factor``) means nothing here: the window says how many
-  prompts to ask for. A pool of top-ups is a running account, shared out in the order of submission among what is back; ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` windows;
+  prompts to ask for, and ``max_rounds`` bounds the prompts drawn in one step, at ``max_rounds`` windows;
+* a pool of top-ups is a running account, shared out in the order of submission among what is back;
 * towards the end of the run the window closes: nothing is generated that no step could train on.
 """
 

@@ -1,4 +1,4 @@
-"""What every engine is made of: a prompt_source, a tracker, a policy bound to a table, and the step in hand."""
+"""What every engine is made of: a prompt source, a tracker, a policy bound to a table, and the step in hand."""
 
 from __future__ import annotations
 

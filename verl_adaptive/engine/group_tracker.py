@@ -54,7 +54,7 @@ class GroupTracker:
         self.progress: Progress
 
     def open_step(self, progress: Progress) -> None:
-        """A fresh account; groups of prompts that have left the data set are closed in it."""
+        """A fresh account; what a resume could not go on with (:attr:`gone`, :attr:`behind`) is closed in it."""
         self.progress, self.ledger, self.why = progress, Ledger(), ""
         gone, self.gone = self.gone, Groups.empty()
         behind, self.behind = self.behind, Groups.empty()
@@ -158,7 +158,7 @@ class GroupTracker:
 
         Args:
             closed: all groups of the step, in submission order.
-            rounds: times results were looked at, for messages.
+            rounds: times prompts were sent, for messages.
 
         Raises:
             Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or nothing at all came back.

@@ -263,12 +263,12 @@ class OrderedEngine(Engine):
     def _send(self, amount: int) -> Requests:
         """First rollouts of the next ``amount`` candidates, or as many as there are and the cap surely has room for."""
         step = self._step
-        line, t, allocator = step.candidates, step.submissions, self.policy.allocator
+        candidates, t, allocator = step.candidates, step.submissions, self.policy.allocator
         if amount <= 0:
             return Requests.none()
-        line.extend(step.sent + amount)
-        part = slice(step.sent, min(step.sent + amount, len(line)))
-        rows, planned = line.row[part], line.planned[part]
+        candidates.extend(step.sent + amount)
+        part = slice(step.sent, min(step.sent + amount, len(candidates)))
+        rows, planned = candidates.row[part], candidates.planned[part]
         if not len(rows):
             return Requests.none()
         plan = None if (planned < 0).all() else planned
@@ -294,7 +294,7 @@ class OrderedEngine(Engine):
         t.add(
             submission=submission, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund[: len(n)]
         )
-        requests = Requests(submission, line.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
+        requests = Requests(submission, candidates.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
         step.sent += len(rows)
         step.waves += 1
         self.flight = Requests.join([self.flight, requests]).sorted()

@@ -139,7 +139,7 @@ class StepResult(Closed):
         ledger: the step's account.
         partial: the batch is short of ``adaptive``'s B groups.
         note: a warning for the log, or an empty string.
-        rounds: times results were looked at.
+        rounds: times prompts were sent; of an asynchronous trainer's step, times results were looked at.
     """
 
     ledger: Ledger

@@ -6,11 +6,9 @@ import numpy as np
 import torch
 from verl.trainer.ppo.padding_utils import construct_minimal_padding_template
 
-from verl_adaptive.advantages.verl import GROUP_RELATIVE
+from verl_adaptive.advantages.verl import EPSILON, GROUP_RELATIVE
 from verl_adaptive.engine import StepResult
 from verl_adaptive.roles import Advantage
-
-EPSILON = 1e-6  # verl's, added to the standard deviation
 
 
 def padding_row(source: dict, tag: dict, eos: int, *, short: bool, copied: bool = False) -> tuple[dict, dict]:

@@ -497,7 +497,7 @@ class Judge:
     # -- across a restart -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts by source, alarms that are on, and what has been said, for :func:`.stats.state.split_state`."""
+        """Counts by source, alarms that are on, and what has been said, for :func:`~verl_adaptive.stats.state.split_state`."""
         return {
             "names": self.names,
             "counts": {name: getattr(self, f"_{name}").copy() for name in _COUNTS},
