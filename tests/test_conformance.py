@@ -142,6 +142,17 @@ class _Nan(_Pool):
         return {"nothing": float("nan")}
 
 
+class _Clears(_Pool):
+    seen = 0
+
+    def observe(self, groups, progress):
+        self.seen += len(groups)
+
+    def metrics(self):
+        seen, self.seen = self.seen, 0
+        return {"seen_total": float(seen)}
+
+
 @pytest.mark.parametrize(
     ("sampler", "test"),
     [
@@ -151,6 +162,7 @@ class _Nan(_Pool):
         (_Forgetful, "test_state_round_trip"),
         (_Greedy, "test_no_prompt_is_starved"),
         (_Nan, "test_metrics_are_finite_numbers"),
+        (_Clears, "test_metrics_are_finite_numbers"),
     ],
 )
 def test_a_sampler_that_breaks_a_promise_fails(sampler, test):

@@ -103,7 +103,11 @@ class Role(ABC):
         """The step's batch is complete; called once, before the weights change."""
 
     def metrics(self) -> dict[str, float]:
-        """Values to log, named ``adaptive/<role>/…`` by the caller; the names follow verl's reduction rule."""
+        """Values to log, named ``adaptive/<role>/…`` by the caller; the names follow verl's reduction rule.
+
+        Asked several times after each :meth:`end_step`, by the journal and by verl's logger: it changes nothing. A part that counts
+        by step keeps the step's count in :meth:`end_step` and starts a new one there.
+        """
         return {}
 
     def state_dict(self) -> dict[str, Any]:

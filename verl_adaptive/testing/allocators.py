@@ -107,4 +107,6 @@ class AllocatorConformance(PartConformance):
         for step in (1, 2):
             assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
             self.play(allocator, step, np.random.default_rng(0), 0.2)
-        assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
+        found = allocator.metrics()
+        assert all(np.isfinite(float(v)) for v in found.values())
+        assert allocator.metrics() == found, "metrics() changes what it says: it is called several times a step"

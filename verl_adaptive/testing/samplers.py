@@ -162,8 +162,11 @@ class SamplerConformance(PartConformance):
     def test_metrics_are_finite_numbers(self) -> None:
         run = self._run()
         run.go(1, 5)
-        for name, value in run.engine.policy.sampler.metrics().items():
+        sampler = run.engine.policy.sampler
+        found = sampler.metrics()
+        for name, value in found.items():
             assert isinstance(name, str) and isinstance(value, float) and math.isfinite(value), (name, value)
+        assert sampler.metrics() == found, "metrics() changes what it says: it is called several times a step"
 
     def test_shapes(self) -> None:
         run = self._run()
