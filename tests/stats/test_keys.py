@@ -224,29 +224,6 @@ def test_keys_as_arrays_bytes_and_hex() -> None:
         keys_array([b"abc"])
 
 
-def test_data_sets_from_everywhere_agree(tmp_path: Path) -> None:
-    pd = pytest.importorskip("pandas")
-    rows = [
-        {
-            "data_source": "gsm8k",
-            "prompt": [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is {i}+1?"}],
-            "reward_model": {"style": "rule", "ground_truth": str(i + 1)},
-            "extra_info": {"index": 0},
-        }
-        for i in range(5)
-    ]
-    rows[3]["prompt"] = chat("shorter")
-    frame = pd.DataFrame(rows)
-    frame.to_parquet(tmp_path / "data.parquet")
-    read = pd.read_parquet(tmp_path / "data.parquet").to_dict("records")
-    assert isinstance(read[0]["prompt"], np.ndarray)
-    assert np.array_equal(dataset_keys(rows), dataset_keys(read))
-    (tmp_path / "data.jsonl").write_text("\n".join(json.dumps(row) for row in rows))
-    lines = [json.loads(line) for line in (tmp_path / "data.jsonl").read_text().splitlines()]
-    assert np.array_equal(dataset_keys(rows), dataset_keys(lines))
-    assert len(np.unique(dataset_keys(rows))) == 5
-
-
 def test_a_data_set_split_into_files_with_different_columns_keeps_its_keys(tmp_path: Path) -> None:
     """Arrow joins files by filling in ``None`` for what one of them lacks, down in the messages too."""
     pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")

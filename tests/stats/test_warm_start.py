@@ -106,13 +106,6 @@ def test_thin_evidence_vanishes_and_own_evidence_wins(source: str) -> None:
     assert before == {name: table.col(name).tobytes() for name in table.columns}
 
 
-def test_a_full_discount_keeps_everything(source: str) -> None:
-    table, theirs = fresh(0, 1, 2, 3, 4, 5), other_run()
-    warm_start(table, source, discount=1)
-    for name in ("visits", "rollouts", "successes", "signal_sum", "signal_sqsum", "tokens", "streak", "streak_kind"):
-        assert np.array_equal(table.col(name), np.where(theirs.col("visits") > 0, theirs.col(name), 0)), name
-
-
 def test_a_streak_that_shrinks_to_nothing_has_no_kind(source: str) -> None:
     table = fresh(0, 2)
     warm_start(table, source, discount=0.2)
