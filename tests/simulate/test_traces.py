@@ -67,26 +67,14 @@ def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None
     assert [table.sources[i] for i in table.col("source")] == list(trace.sources) and len(set(trace.sources)) > 1
 
 
-def dump(folder, step: int, rows: list[dict]) -> None:
-    """As verl 0.9.1's ``_write_generations`` writes it."""
-    folder.mkdir(exist_ok=True)
-    base = {"output": "...", "gts": "4", "step": step}
-    (folder / f"{step}.jsonl").write_text("".join(json.dumps({**base, **row}) + "\n" for row in rows))
-
-
-def test_verls_rollouts_are_grouped_by_prompt_and_step(tmp_path) -> None:
-    one = [{"input": "2+2?", "score": s, "uid": f"a_{k}_0"} for k, s in enumerate((1.0, 0.0, 1.0))]
-    two = [{"input": "3+3?", "score": s, "uid": f"b_{k}_0"} for k, s in enumerate((0.0, 0.0))]
-    # a session of two outputs: the last one's score counts, once
-    later = [{"input": "2+2?", "score": 0.0, "uid": "c_0_0"}, {"input": "2+2?", "score": 1.0, "uid": "c_0_1"}]
-    dump(tmp_path / "d", 2, [*one, *two])
-    dump(tmp_path / "d", 10, later)
-    trace = read_trace(tmp_path / "d")
-    found = sorted(zip(trace.step, trace.prompt, trace.n, trace.successes, strict=True))
-    assert found == [(2, 0, 3, 2), (2, 1, 2, 0), (10, 0, 1, 1)]
-    assert "what a policy dropped" in trace.note or "dropped" in trace.note
-    assert read_trace(tmp_path / "d" / "2.jsonl").n.tolist() == [3, 2]
-    assert read_trace(tmp_path / "d", threshold=2.0).successes.sum() == 0
+def test_verls_rollouts_are_judged_by_the_threshold(tmp_path) -> None:
+    """How they are grouped: tests/stats/test_run.py."""
+    lines = [{"input": "2+2?", "output": "...", "gts": "4", "step": 2, "score": score} for score in (1.0, 0.6, 0.0)]
+    (tmp_path / "2.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for threshold, wins in ((0.5, 2), (0.7, 1)):
+        trace = read_trace(tmp_path, threshold=threshold)
+        assert (trace.n.tolist(), trace.successes.tolist()) == ([3], [wins])
+    assert "that a policy dropped are not in it" in trace.note
 
 
 @pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
