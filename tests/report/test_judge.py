@@ -76,10 +76,10 @@ def test_rewards_below_the_threshold_of_success_are_not_a_broken_reward_function
 
 
 def test_cut_answers() -> None:
-    alarms = Judge(AlarmConfig(), ["a"], np.array([10]))
-    metrics, lines = drive(alarms, 40, [0.5], [8], cut=0.4)
-    assert metrics["adaptive/alarm/cut"] == 1 and len(lines) == 1 and "max_response_length" in lines[0]
-    metrics, lines = drive(alarms, 40, [0.5], [8], cut=0.0)
+    alarms = Judge(AlarmConfig(), ["a", "b"], np.array([10, 10]))
+    metrics, (line,) = drive(alarms, 4, [0.5, 0.5], [8, 1], cut=0.4)  # 32 rollouts of b's are too few
+    assert metrics["adaptive/alarm/cut"] == 1 and line.startswith("a:") and "max_response_length" in line
+    metrics, lines = drive(alarms, 4, [0.5, 0.5], [8, 1], cut=0.0)
     assert metrics["adaptive/alarm/cut"] == 0 and lines == []
 
 
@@ -303,6 +303,8 @@ def validations(judge: Judge, accuracies: list[float], rewards: list[float], pro
             judge.step(50 * at, np.zeros(8, dtype=int), np.full(8, 8), won, None, won, won)
         metrics = {"val-core/math/acc/mean@1": accuracy, "val-aux/math/acc/std@1": 0.4}
         said += [str(found) for found in judge.validated(50 * at, metrics, {"math": prompts})]
+        # of several measurements of a step the first one counts
+        assert judge.validated(50 * at, {"val-core/math/acc/mean@1": 0.0}, {"math": prompts}) == []
     return said
 
 
@@ -310,6 +312,7 @@ def validations(judge: Judge, accuracies: list[float], rewards: list[float], pro
     ("accuracies", "rewards", "raised"),
     [
         ([44 / 89, 51 / 89, 37 / 89], [0.4, 0.5, 0.6], True),  # as was published
+        ([44 / 89, 51 / 89, 37 / 89, 36 / 89], [0.4, 0.5, 0.6, 0.7], True),  # said once
         ([44 / 89, 51 / 89, 37 / 89], [0.4, 0.6, 0.5], False),  # training fell with it
         ([44 / 89, 51 / 89, 47 / 89], [0.4, 0.5, 0.6], False),  # a few prompts
         ([0.50, 0.52, 0.51, 0.53, 0.52, 0.54], [0.3, 0.4, 0.5, 0.6, 0.7, 0.8], False),
