@@ -50,11 +50,6 @@ def test_a_rescue_costs_by_the_groups_that_are_all_wrong() -> None:
     assert easy.rollouts == pytest.approx(0.55, abs=0.04) and hard.rollouts == pytest.approx(0.85, abs=0.06)
 
 
-def test_groups_that_never_have_variance_have_no_time_apiece() -> None:
-    found = waiting("solo")  # one rollout a prompt; the baseline is the store's
-    assert found.rollouts == 1 and found.informative == 0 and found.seconds_per_informative is None
-
-
 def test_small_groups_find_their_prompts_however_large_n_is() -> None:
     """A step of solo's takes n times as many prompts as GRPO's; with too few its groups would be of two and more."""
     assert waiting("solo", n=32, passes=0.5).informative == 0
