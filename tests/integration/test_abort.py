@@ -254,15 +254,6 @@ def test_sessions_whose_reward_is_being_computed_are_counted(house, counted):
     assert done.rollouts == 5 and done.tokens >= 3 * 5 + 2 and not left()
 
 
-def test_requests_that_wait_in_line_at_a_server_do_not_hold_the_abort_up(house):
-    house.send([(f"u{i}", 8, 100_000) for i in range(40)])  # 320 calls, 16 of them taken
-    time.sleep(1.0)
-    began = time.monotonic()
-    house.abort([f"u{i}" for i in range(40)])
-    assert time.monotonic() - began < 900  # the line alone would take an hour
-    assert house.running() == 0 and house.inflight() == 0 and not left()
-
-
 @pytest.mark.parametrize(("slots", "rollouts"), [(16, 16), (0, 320)])
 def test_rollouts_of_servers_that_are_too_busy_to_count_are_billed(house, monkeypatch, slots, rollouts):
     """All places of a server are taken, so that it does not answer before it is given up; it counted as nothing."""

@@ -1,4 +1,4 @@
-"""The sync session when results trickle in: same batch whatever the order, the rest aborted, what is dropped cleared early.
+"""The sync session when results trickle in: same batch whatever the order, the rest aborted.
 
 The rollout workers are a stand-in: a thread that answers a few prompts at a time, in an order of its own; an answer is
 decided by the prompt, the step and whether it is a top-up, as a model's would be by its seed.
@@ -10,15 +10,12 @@ import random
 
 import numpy as np
 import pytest
-import torch
 
 pytest.importorskip("verl")
 tq = pytest.importorskip("transfer_queue")
 
-from verl.utils import tensordict_utils as tu  # noqa: E402
-
 from tests.integration.common import empty, left  # noqa: E402
-from tests.integration.test_session import BATCH, PROMPTS, N, clear, session_of  # noqa: E402
+from tests.integration.test_session import PROMPTS, session_of  # noqa: E402
 from tests.integration.test_stream_session import SlowWorkers, clean  # noqa: E402, F401
 from tests.world import POLICIES  # noqa: E402
 from verl_adaptive.integration.abort import Aborted  # noqa: E402
@@ -34,39 +31,21 @@ class Model(SlowWorkers):
     """Prompt ``i`` is solved with chance ``i / PROMPTS``; ``lose`` is the chance that a top-up loses a session."""
 
     def __init__(self, order: int, lose: float = 0.0) -> None:
-        self.most, self.lose, self.step = 0, lose, 1
+        self.lose, self.step = lose, 1
         self.latest: dict[str, int] = {}  # uid → its latest top-up ...
         self.short: dict[str, int] = {}  # ... and the one that lost a session
         super().__init__(order)
-
-    def _work(self) -> None:
-        while not self.stopped.wait(0.002):
-            with self.lock:  # an abort waits for what is being written
-                self.shuffle.shuffle(self.jobs)
-                for _ in range(min(len(self.jobs), self.shuffle.randint(1, 3))):
-                    self._prompt(*self.jobs.pop())
-                self.most = max(self.most, len(left()))
 
     def _prompt(self, uid: str, n: int, number: int, place: int) -> None:
         first, _, stage = uid.partition(".t")
         self.latest[first] = int(stage or 0)
         dice = random.Random(f"{self.step}/{number}/{stage}")
-        keys, rows, tags = [], [], []
         draws = [(dice.random() < number / PROMPTS, dice.randint(1, 5), dice.random() < self.lose) for _ in range(n)]
-        for s, (solved, length, lost) in enumerate(draws):
-            if lost and stage:
-                self.short[first] = int(stage)
-                continue
-            mask = torch.ones(length, dtype=torch.int64)
-            score = torch.zeros(length)
-            score[-1] = float(solved)
-            keys.append(f"{uid}_{s}_0")
-            rows.append({"uid": uid, "rm_scores": score, "response_mask": mask, "number": number})
-            tags.append({"response_len": length, "seq_len": length + 3, "min_global_steps": 0})
-        if keys:
-            fields = tu.list_of_dict_to_tensordict(rows)
-            tq.kv_batch_put(keys=keys, partition_id="train", fields=fields, tags=tags)
-        tq.kv_batch_put(keys=[uid], partition_id="train", tags=[{"status": "finished"}])
+        if stage and any(lost for *_, lost in draws):
+            self.short[first] = int(stage)
+        kept = {s: (float(solved), [length]) for s, (solved, length, lost) in enumerate(draws) if not (lost and stage)}
+        self._write(uid, number, kept)
+        self._end(uid, failed=False)
 
     def __call__(self, uids) -> Aborted:
         with self.lock:
@@ -75,7 +54,7 @@ class Model(SlowWorkers):
 
 
 def steps(policy: dict, order: int, count: int = 3, lose: float = 0.0):
-    """Results and batches of some steps, and the most rows that the queue held."""
+    """Results of some steps and their rows' names, and who answered."""
     workers = Model(order, lose)
     session = session_of(workers, poll_interval=0.001, **policy)
     out = []
@@ -89,7 +68,7 @@ def steps(policy: dict, order: int, count: int = 3, lose: float = 0.0):
         uids = {part[0] for parts in session.queue.state_dict().values() for part in parts}
         assert left() == set(batch.keys) | held | uids  # nothing of what was dropped or aborted
         names = [(k.partition(".")[2] or "." + k.split("_", 1)[1]) for k in batch.keys]
-        out.append((result, names, batch))
+        out.append((result, names))
         tq.kv_clear(keys=batch.keys, partition_id="train")
     workers.stop()
     return out, workers
@@ -100,36 +79,18 @@ def test_the_batch_is_the_same_whatever_the_order_of_arrival(clean, preset):  # 
     first, _ = steps(SYNC[preset], order=1)
     empty()
     second, _ = steps(SYNC[preset], order=2)
-    for (one, names, _), (other, names_too, _) in zip(first, second, strict=True):
+    for (one, names), (other, names_too) in zip(first, second, strict=True):
         kept, kept_too = one.groups.select(one.trained), other.groups.select(other.trained)
         for name in ("row", "reward", "stage", "tokens", "offsets"):
             assert np.array_equal(getattr(kept, name), getattr(kept_too, name)), name
         assert names == names_too and np.array_equal(one.trains, other.trains)
 
 
-def test_what_is_dropped_leaves_the_queue_before_the_step_ends(clean):  # noqa: F811
-    """Most prompts are uninformative: all of a step's rows would be many batches."""
-
-    class Hard(Model):
-        def _prompt(self, uid, n, number, place):
-            super()._prompt(uid, n, number if number % 8 == 7 else 0, place)
-
-    workers = Hard(order=1)
-    session = session_of(workers, poll_interval=0.001, **SYNC["dapo"])
-    session.start()
-    batch = session.complete()
-    made = batch.result.groups.rollouts
-    workers.stop()
-    assert batch.result.trained.sum() == BATCH and made > 6 * BATCH * N
-    assert workers.most < made  # rows of dropped groups, beyond those a short batch could fall back on, are gone
-    clear(batch)
-
-
 @pytest.mark.parametrize("preset", ["pilot_commit", "aero"])
 def test_a_topup_that_loses_rollouts_closes_its_group_with_what_it_has(clean, preset):  # noqa: F811
     out, workers = steps(SYNC[preset], order=1, lose=0.3)
-    assert not any(result.groups.failed.any() for result, _, _ in out)
-    assert sum(int(result.groups.lost.sum()) for result, _, _ in out) > 0
+    assert not any(result.groups.failed.any() for result, _ in out)
+    assert sum(int(result.groups.lost.sum()) for result, _ in out) > 0
     assert workers.short
     for uid, stage in workers.short.items():
         assert workers.latest[uid] == stage  # none was asked for after one that came back short
