@@ -11,25 +11,22 @@ import time
 
 import numpy as np
 import pytest
+import ray
 import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
+from verl.utils import tensordict_utils as tu
+from verl.workers.rollout.replica import TokenOutput
+from verl.workers.rollout.router import GlobalRequestLoadBalancer
 
-pytest.importorskip("verl")
-ray = pytest.importorskip("ray")
-tq = pytest.importorskip("transfer_queue")
-
-from omegaconf import OmegaConf  # noqa: E402
-from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ  # noqa: E402
-from verl.utils import tensordict_utils as tu  # noqa: E402
-from verl.workers.rollout.replica import TokenOutput  # noqa: E402
-from verl.workers.rollout.router import GlobalRequestLoadBalancer  # noqa: E402
-
-from tests.integration.common import left, listed  # noqa: E402
-from verl_adaptive.config import AdaptiveConfig  # noqa: E402
-from verl_adaptive.errors import AdaptiveError  # noqa: E402
-from verl_adaptive.integration import abort  # noqa: E402
-from verl_adaptive.integration.abort import Abort, CancellingClient  # noqa: E402
-from verl_adaptive.integration.queue import Queue  # noqa: E402
-from verl_adaptive.integration.status_messages import gather  # noqa: E402
+from tests.integration.common import left, listed
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration import abort
+from verl_adaptive.integration.abort import Abort, CancellingClient
+from verl_adaptive.integration.queue import Queue
+from verl_adaptive.integration.status_messages import gather
 
 pytestmark = pytest.mark.timeout(1200)  # the first one waits for five processes that import verl
 

@@ -10,15 +10,13 @@ import random
 
 import numpy as np
 import pytest
+import transfer_queue as tq
 
-pytest.importorskip("verl")
-tq = pytest.importorskip("transfer_queue")
-
-from tests.integration.common import empty, left  # noqa: E402
-from tests.integration.test_session import PROMPTS, session_of  # noqa: E402
-from tests.integration.test_stream_session import SlowWorkers, clean  # noqa: E402, F401
-from tests.world import POLICIES  # noqa: E402
-from verl_adaptive.integration.abort import Aborted  # noqa: E402
+from tests.integration.common import empty, left
+from tests.integration.test_session import PROMPTS, session_of
+from tests.integration.test_stream_session import SlowWorkers, clean  # noqa: F401
+from tests.world import POLICIES
+from verl_adaptive.integration.abort import Aborted
 
 SYNC = {
     **{preset: POLICIES[preset] for preset in POLICIES if preset != "cero"},

@@ -6,8 +6,6 @@ import pickle
 
 import numpy as np
 import pytest
-
-pytest.importorskip("verl")
 from tensordict import NonTensorData, NonTensorStack
 from verl.utils import tensordict_utils as tu
 

@@ -7,8 +7,6 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-
-pytest.importorskip("verl")
 from verl.protocol import DataProto
 from verl.trainer.ppo.metric_utils import compute_data_metrics
 

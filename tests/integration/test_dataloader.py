@@ -6,9 +6,6 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import Dataset, Sampler, SequentialSampler
-
-pytest.importorskip("verl")
-
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 

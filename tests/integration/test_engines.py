@@ -19,8 +19,6 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-
-pytest.importorskip("verl")
 import verl
 from tensordict import TensorDict
 from verl.utils import tensordict_utils as tu

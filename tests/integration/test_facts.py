@@ -7,8 +7,6 @@ import os
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("verl")
 import transfer_queue
 from omegaconf import OmegaConf
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn

@@ -12,12 +12,6 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-
-from tests.integration.test_layout import even
-from verl_adaptive.groups import Groups
-from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
-
-pytest.importorskip("verl")
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 from verl.trainer.ppo.core_algos import POLICY_LOSS_REGISTRY, compute_grpo_outcome_advantage
@@ -28,10 +22,13 @@ from verl.workers.engine.utils import prepare_micro_batches
 from verl.workers.utils.losses import ppo_loss
 
 from tests.integration.common import composed
+from tests.integration.test_layout import even
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.advantages.verl import Verl
 from verl_adaptive.config import RunFacts
+from verl_adaptive.groups import Groups
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
+from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.rows import padding_row
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw

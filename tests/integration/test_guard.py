@@ -16,8 +16,6 @@ from pathlib import Path
 import pytest
 from omegaconf import OmegaConf
 
-pytest.importorskip("verl")
-
 from verl_adaptive.integration import guard
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -7,8 +7,6 @@ import logging
 
 import numpy as np
 import pytest
-
-pytest.importorskip("verl")
 from datasets import Dataset, Image, List
 from PIL import Image as Pillow
 from torch.utils.data import Dataset as TorchDataset

@@ -5,13 +5,11 @@ from __future__ import annotations
 import sys
 
 import pytest
+import ray
 
-pytest.importorskip("verl")
-ray = pytest.importorskip("ray")
-
-from verl_adaptive.errors import AdaptiveError  # noqa: E402
-from verl_adaptive.integration.guard import PLUGIN  # noqa: E402
-from verl_adaptive.integration.polling import check_installed  # noqa: E402
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.guard import PLUGIN
+from verl_adaptive.integration.polling import check_installed
 
 pytestmark = pytest.mark.timeout(1500)  # two processes import verl, and Ray starts
 

@@ -7,16 +7,12 @@ import math
 import numpy as np
 import pytest
 import torch
+import transfer_queue as tq
+from verl.utils import tensordict_utils as tu
 
-pytest.importorskip("verl")
-tq = pytest.importorskip("transfer_queue")
-pytest.importorskip("ray")
-
-from verl.utils import tensordict_utils as tu  # noqa: E402
-
-from tests.integration.test_session import Workers, clear, session_of  # noqa: E402
-from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
-from verl_adaptive.integration.session import Session  # noqa: E402
+from tests.integration.test_session import Workers, clear, session_of
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.integration.session import Session
 
 
 class Unjudged(Workers):

@@ -8,10 +8,6 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
-
-pytest.importorskip("verl")
-pytest.importorskip("transfer_queue")
-
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 

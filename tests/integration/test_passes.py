@@ -10,8 +10,6 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
-
-pytest.importorskip("verl")
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 

@@ -8,8 +8,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-
-pytest.importorskip("verl")
 from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
 from verl.utils.tensordict_utils import index_select_tensor_dict, list_of_dict_to_tensordict, maybe_fix_3d_position_ids

@@ -14,35 +14,31 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 import torch
+import transfer_queue as tq
 from torch.utils.data import Dataset, SequentialSampler
+from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.core_algos import FixedKLController
+from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.utils import tensordict_utils as tu
 
-pytest.importorskip("verl")
-ray = pytest.importorskip("ray")
-tq = pytest.importorskip("transfer_queue")
-
-from transfer_queue import KVBatchMeta  # noqa: E402
-from verl.trainer.ppo.core_algos import FixedKLController  # noqa: E402
-from verl.trainer.ppo.v1 import get_trainer_cls  # noqa: E402
-from verl.utils import tensordict_utils as tu  # noqa: E402
-
-from tests.integration.common import composed, left, listed  # noqa: E402
-from tests.world import config_of, engine_of  # noqa: E402
-from verl_adaptive.advantages.beta import BetaPosterior  # noqa: E402
-from verl_adaptive.advantages.verl import Verl  # noqa: E402
-from verl_adaptive.config import AdaptiveConfig  # noqa: E402
-from verl_adaptive.engine import Requests  # noqa: E402
-from verl_adaptive.errors import AdaptiveError, ConfigError  # noqa: E402
-from verl_adaptive.integration import rewards  # noqa: E402
-from verl_adaptive.integration.abort import Aborted  # noqa: E402
-from verl_adaptive.integration.advantage import register_estimator, trajectory_rows  # noqa: E402
-from verl_adaptive.integration.dataloader import DataloaderPrompts  # noqa: E402
-from verl_adaptive.integration.layout import Layout  # noqa: E402
-from verl_adaptive.integration.minibatches import StepState  # noqa: E402
-from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
-from verl_adaptive.integration.queue import Queue  # noqa: E402
-from verl_adaptive.integration.rewards import read_rewards  # noqa: E402
-from verl_adaptive.integration.rollout_client import RolloutHandles, deal  # noqa: E402
-from verl_adaptive.integration.session import Session  # noqa: E402
+from tests.integration.common import composed, left, listed
+from tests.world import config_of, engine_of
+from verl_adaptive.advantages.beta import BetaPosterior
+from verl_adaptive.advantages.verl import Verl
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import Requests
+from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.integration import rewards
+from verl_adaptive.integration.abort import Aborted
+from verl_adaptive.integration.advantage import register_estimator, trajectory_rows
+from verl_adaptive.integration.dataloader import DataloaderPrompts
+from verl_adaptive.integration.layout import Layout
+from verl_adaptive.integration.minibatches import StepState
+from verl_adaptive.integration.polling import stall_seconds
+from verl_adaptive.integration.queue import Queue
+from verl_adaptive.integration.rewards import read_rewards
+from verl_adaptive.integration.rollout_client import RolloutHandles, deal
+from verl_adaptive.integration.session import Session
 
 BATCH, N, PROMPTS = 4, 8, 40
 

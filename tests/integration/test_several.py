@@ -6,8 +6,6 @@ import json
 
 import pytest
 
-pytest.importorskip("verl")
-
 from examples.cpu import quickstart
 from examples.cpu.quickstart import Arm
 from examples.cpu.several import planned

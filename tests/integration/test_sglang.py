@@ -17,8 +17,7 @@ import zipfile
 from unittest.mock import MagicMock
 
 import pytest
-
-pytest.importorskip("verl")
+import verl  # noqa: F401  (its plugins, before SGLang is mocked)
 
 from tests.e2e.harness import ASSETS
 from verl_adaptive.integration import sglang

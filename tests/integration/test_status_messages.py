@@ -6,16 +6,13 @@ import asyncio
 
 import pytest
 import torch
+import transfer_queue as tq
+from omegaconf import OmegaConf
+from verl.trainer.ppo.v1 import agent_loop_tq
+from verl.utils import tensordict_utils as tu
 
-pytest.importorskip("verl")
-tq = pytest.importorskip("transfer_queue")
-
-from omegaconf import OmegaConf  # noqa: E402
-from verl.trainer.ppo.v1 import agent_loop_tq  # noqa: E402
-from verl.utils import tensordict_utils as tu  # noqa: E402
-
-from tests.integration.common import listed  # noqa: E402
-from verl_adaptive.integration.status_messages import GatheredStatus, gather  # noqa: E402
+from tests.integration.common import listed
+from verl_adaptive.integration.status_messages import GatheredStatus, gather
 
 pytestmark = pytest.mark.usefixtures("started", "queue")
 

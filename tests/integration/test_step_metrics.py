@@ -9,9 +9,6 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-
-pytest.importorskip("verl")
-
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.cli.stores import hostile_rows, write_dataset

@@ -14,22 +14,20 @@ from dataclasses import replace
 from typing import ClassVar
 
 import pytest
+import transfer_queue as tq
 
-pytest.importorskip("verl")
-tq = pytest.importorskip("transfer_queue")
-
-from tests.integration.common import left, listed  # noqa: E402
-from tests.integration.test_session import BATCH, N, Workers, engine_on_rows  # noqa: E402
-from tests.world import POLICIES, config_of  # noqa: E402
-from verl_adaptive.engine import AsyncFacts  # noqa: E402
-from verl_adaptive.errors import AdaptiveError  # noqa: E402
-from verl_adaptive.integration.polling import stall_seconds  # noqa: E402
-from verl_adaptive.integration.queue import Queue  # noqa: E402
-from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync  # noqa: E402
-from verl_adaptive.integration.rollout_client import RolloutHandles  # noqa: E402
-from verl_adaptive.integration.stream_session import NothingLeft, StreamSession  # noqa: E402
-from verl_adaptive.record import Recorder, replay  # noqa: E402
-from verl_adaptive.stats import StatsTable  # noqa: E402
+from tests.integration.common import left, listed
+from tests.integration.test_session import BATCH, N, Workers, engine_on_rows
+from tests.world import POLICIES, config_of
+from verl_adaptive.engine import AsyncFacts
+from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.polling import stall_seconds
+from verl_adaptive.integration.queue import Queue
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync
+from verl_adaptive.integration.rollout_client import RolloutHandles
+from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
+from verl_adaptive.record import Recorder, replay
+from verl_adaptive.stats import StatsTable
 
 STREAMS = {"colocate": AsyncFacts(warmup=BATCH, threshold=8), "separate": AsyncFacts(warmup=6, parts=2, threshold=3)}
 
