@@ -528,6 +528,7 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n=None: must be a whole number"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0: must be a whole number, 1 or more"),
         ("data.seed=abc", "data.seed='abc': must be a whole number, or null"),
+        ("trainer.v1.sampler=null", "trainer.v1.sampler=None: must be a group of settings; leave it out"),
         ("data.train_files=3", "data.train_files=3: must be a file, or a list of files"),
         ("+adaptive@mine=solo", "it has no effect below mine; write +adaptive=solo"),
         ("adaptive=null", "adaptive=null: must be a preset"),

@@ -200,8 +200,11 @@ def _walk(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _walk(value, path)
 
 
-def refuse_text_for_numbers(command: Command, config: DictConfig) -> None:
-    """Refuse a word of the line with text where verl has a number; verl's own checks end in a TypeError."""
+def refuse_other_kinds(command: Command, config: DictConfig) -> None:
+    """Refuse a word of the line with text where verl has a number, or with no group where it has one.
+
+    verl's own checks end in a TypeError or an AttributeError.
+    """
     words = {re.sub(r"^[+~]+", "", word.partition("=")[0]) for word in command.overrides}
     plain = _plain(command)
     for key in sorted(words):
@@ -209,6 +212,8 @@ def refuse_text_for_numbers(command: Command, config: DictConfig) -> None:
         if isinstance(usual, int | float) and isinstance(value, str):
             kind = "true or false" if isinstance(usual, bool) else "a number"
             raise ConfigError(key, value, f"must be {kind}; verl's default is {usual}")
+        if OmegaConf.is_dict(usual) and not OmegaConf.is_dict(value):
+            raise ConfigError(key, value, "must be a group of settings; leave it out")
 
 
 def _refused_without_preset(command: Command) -> bool:

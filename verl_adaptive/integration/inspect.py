@@ -22,7 +22,7 @@ from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.checks import check_counts
-from verl_adaptive.integration.composing import Command, compose, group_options, refuse_text_for_numbers
+from verl_adaptive.integration.composing import Command, compose, group_options, refuse_other_kinds
 from verl_adaptive.integration.dataloader import refuse_own_numbers
 from verl_adaptive.integration.facts import has_critic, identity_of
 from verl_adaptive.integration.resume import resume_of
@@ -41,7 +41,7 @@ __all__ = [
     "foresee",
     "group_options",
     "ray_workers",
-    "refuse_text_for_numbers",
+    "refuse_other_kinds",
     "validate",
     "validate_as_verl",
 ]
