@@ -16,7 +16,7 @@ from collections.abc import Sequence
 from typing import NoReturn
 
 from verl_adaptive import __version__
-from verl_adaptive.errors import AdaptiveError, UsageError, nearest
+from verl_adaptive.errors import AdaptiveError, ConfigError, UsageError, nearest
 from verl_adaptive.text import one_line
 
 #: Command → what it does. The module is ``verl_adaptive.commands.<command with underscores>``.
@@ -62,8 +62,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         if stop.code is None or isinstance(stop.code, int):
             return stop.code or 0
         return _failed(str(stop.code), 1)
-    except UsageError as error:
-        return _failed(str(error), 2)
+    except (UsageError, ConfigError) as error:  # a setting that raises here was given on this line
+        return _failed(str(error), 2, error)
     except BrokenPipeError:  # `verl-adaptive stats … | head`
         _forget_output()
         return 141

@@ -17,7 +17,7 @@ class AdaptiveError(RuntimeError):
 
 
 class UsageError(AdaptiveError):
-    """A command line of ``verl-adaptive`` that is wrong in itself; status 2."""
+    """A command line of ``verl-adaptive`` that is wrong in itself; status 2, as a :class:`ConfigError` there."""
 
 
 class ConfigError(AdaptiveError, ValueError):

@@ -72,7 +72,7 @@ def test_observations_and_steps(finished, tmp_path, call) -> None:
 
 def test_conditions_and_empty_answers(finished, tmp_path, call) -> None:
     for suffix in ("parquet", "csv", "jsonl"):
-        assert call("export", finished.folder, tmp_path / f"n.{suffix}", "--where", "visits > 10 ** 1")[0] == 1
+        assert call("export", finished.folder, tmp_path / f"n.{suffix}", "--where", "visits > 10 ** 1")[0] == 2
         assert call("export", finished.folder, tmp_path / f"n.{suffix}", "--where", "visits > 9999")[0] == 0
     assert pq.read_table(tmp_path / "n.parquet").num_rows == 0 and (tmp_path / "n.jsonl").read_text() == ""
     assert call("export", finished.folder, tmp_path / "f.parquet", "--where", "flips >= 2")[0] == 0
@@ -187,7 +187,7 @@ def test_unseen_rows_are_left_out_or_kept(finished, tmp_path, call) -> None:
 def test_an_export_does_not_replace_what_it_reads(tmp_path, refusal) -> None:
     path = tmp_path / "eval.jsonl"
     path.write_text('{"key": "' + 32 * "a" + '", "score": [1, 0]}\n')
-    assert "is what is read" in refusal("export", path, path, "--overwrite") and "score" in path.read_text()
+    assert "is what is read" in refusal("export", path, path, "--overwrite", status=2) and "score" in path.read_text()
 
 
 def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> None:

@@ -98,11 +98,13 @@ def test_the_command_imports_nothing_heavy() -> None:
         (["report", "x", "-o", ""], 1, "no name"),
         (["export", "x", "y.csv", "--what", "steps", "--where", "visits > 0"], 2, "--where is about prompts"),
         (["stats", "x", "--", "y"], 2, "takes nothing after --"),
-        (["export", "x", "y.xlsx"], 1, ".parquet, .csv, .jsonl"),
+        (["export", "x", "y.xlsx"], 2, ".parquet, .csv, .jsonl"),
         (["export", "x", "y.csv", "--keep-unseen"], 2, "--keep-unseen needs --data"),
+        (["serve", "x", "--rollouts", "y"], 2, "needs --data"),
+        (["stats", "x", "--where", "visits >"], 2, "cannot read the condition"),
         (["compare"], 2, "RUN"),
         (["--nonsense"], 2, "--nonsense"),
-        (["parts", "gresso"], 1, "did you mean greso?"),
+        (["parts", "gresso"], 2, "did you mean greso?"),
     ],
 )
 def test_a_failure_is_one_line(words, status, says, refusal) -> None:

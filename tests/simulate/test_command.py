@@ -67,30 +67,30 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("words", "status", "message"),
     [
-        (("adaptive.sampler.p_easy=0.3",), 1, "overrides of one preset go into its own quotes"),
-        (("--preset", "greso adaptive.sampler.p_esy=0.3"), 1, "p_esy: did you mean adaptive.sampler.p_easy?"),
-        (("--preset", "dapo adaptive.sampler.p_easy=0.3"), 1, "p_easy: is an option of adaptive/sampler=greso"),
+        (("adaptive.sampler.p_easy=0.3",), 2, "overrides of one preset go into its own quotes"),
+        (("--preset", "greso adaptive.sampler.p_esy=0.3"), 2, "p_esy: did you mean adaptive.sampler.p_easy?"),
+        (("--preset", "dapo adaptive.sampler.p_easy=0.3"), 2, "p_easy: is an option of adaptive/sampler=greso"),
         (("--threshold", "nan"), 2, "'nan' is not a finite number"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),
-        (("--budget", 511), 1, "less than one step of 64 prompts x 8 rollouts = 512"),
+        (("--budget", 511), 2, "less than one step of 64 prompts x 8 rollouts = 512"),
         (("--budget", 5120, "--steps", 3), 2, "not allowed with argument"),
-        (("--batch", 4001), 1, "more than the 4000 prompts"),
-        (("--batch", 0), 1, "must be 1 or greater"),
-        (("--n", 2, "--preset", "pilot_commit"), 1, "pilot_commit: adaptive.allocator.n_pilot"),
+        (("--batch", 4001), 2, "more than the 4000 prompts"),
+        (("--batch", 0), 2, "must be 1 or greater"),
+        (("--n", 2, "--preset", "pilot_commit"), 2, "pilot_commit: adaptive.allocator.n_pilot"),
         (("--clock", "--sigma", "inf"), 2, "'inf' is not a finite number"),
-        (("--jobs", 0), 1, "must be 1 or greater"),
-        (("--seeds", "0,x"), 1, "whole numbers with commas"),
-        (("--seeds", "0,-1"), 1, "must not be negative"),
+        (("--jobs", 0), 2, "must be 1 or greater"),
+        (("--seeds", "0,x"), 2, "whole numbers with commas"),
+        (("--seeds", "0,-1"), 2, "must not be negative"),
         (("--json", "/nowhere/out.json"), 1, "/nowhere does not exist"),
-        (("--threshold", 0.7), 1, "--threshold=0.7: is about the scores of a trace; add --trace"),
-        (("--slots", 32), 1, "--slots=32: is an option of the clock; add --clock"),
-        (("--clock", "--slots", 0), 1, "--slots=0: must be 1 or greater"),
-        (("--clock", "--decode-ms", -1), 1, "--decode-ms=-1.0: must be 0 or greater"),
-        (("--clock", "--decode-ms", 0, "--sequence-ms", 0), 1, "must take some time"),
-        (("--clock", "--cap", 0), 1, "--cap=0: must be 1 or greater"),
-        (("--clock", "--median", 0), 1, "--median=0.0: must be 1 or greater"),
-        (("--clock", "--sigma", -0.1), 1, "--sigma=-0.1: must be 0 or greater"),
-        (("--clock", "--prompt-tokens", -1), 1, "--prompt-tokens=-1: must be 0 or greater"),
+        (("--threshold", 0.7), 2, "--threshold=0.7: is about the scores of a trace; add --trace"),
+        (("--slots", 32), 2, "--slots=32: is an option of the clock; add --clock"),
+        (("--clock", "--slots", 0), 2, "--slots=0: must be 1 or greater"),
+        (("--clock", "--decode-ms", -1), 2, "--decode-ms=-1.0: must be 0 or greater"),
+        (("--clock", "--decode-ms", 0, "--sequence-ms", 0), 2, "must take some time"),
+        (("--clock", "--cap", 0), 2, "--cap=0: must be 1 or greater"),
+        (("--clock", "--median", 0), 2, "--median=0.0: must be 1 or greater"),
+        (("--clock", "--sigma", -0.1), 2, "--sigma=-0.1: must be 0 or greater"),
+        (("--clock", "--prompt-tokens", -1), 2, "--prompt-tokens=-1: must be 0 or greater"),
     ],
 )
 def test_what_cannot_work_is_one_clear_line(refusal, words, status, message) -> None:
@@ -239,4 +239,4 @@ def test_two_processes_give_the_same_rows_with_a_part_in_a_file_of_the_users_own
     ):
         (tmp_path / "json.py").write_text(OWN)
         words = ("--preset", f"grpo adaptive/filter=custom adaptive.filter.name={name}")
-        assert message in refusal("simulate", *QUICK, *words)
+        assert message in refusal("simulate", *QUICK, *words, status=2)

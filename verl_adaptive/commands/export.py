@@ -75,7 +75,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     suffix = os.path.splitext(args.out)[1].lower()
     if suffix not in FORMATS:
-        raise AdaptiveError(f"{args.out}: the file's ending must be one of {', '.join(FORMATS)}")
+        raise UsageError(f"{args.out}: the file's ending must be one of {', '.join(FORMATS)}")
     if args.what != "prompts" and (args.where is not None or args.data is not None):
         other = "--where" if args.data is None else "--data"
         raise UsageError(f"{other} is about prompts; it has no meaning with --what {args.what}")
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, args.overwrite)
     for read in filter(None, (args.store, args.data)):
         if os.path.exists(args.out) and os.path.exists(read) and os.path.samefile(args.out, read):
-            raise AdaptiveError(f"{args.out} is what is read; name another file")
+            raise UsageError(f"{args.out} is what is read; name another file")
     if args.data is not None:
         open_parquet(args.data).close()
     opened, said = open_run(args.store, identity=identity_from(args)), ""

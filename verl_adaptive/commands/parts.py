@@ -18,7 +18,7 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.commands.output import console, print_json, table
-from verl_adaptive.errors import AdaptiveError, UsageError, nearest
+from verl_adaptive.errors import UsageError, nearest
 from verl_adaptive.policy import PARTS, available, find_part
 
 _FOLDER = files("hydra_configs.verl_adaptive.adaptive")
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     name = args.name
     if name is not None and name not in everything:
         hint = nearest(name, everything, "`verl-adaptive parts` lists what there is")
-        raise AdaptiveError(f"nothing is named {name!r}; {hint}")
+        raise UsageError(f"nothing is named {name!r}; {hint}")
     if name in PARTS:
         found = {name: found[name]}
     elif name is not None:

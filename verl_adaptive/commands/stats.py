@@ -139,7 +139,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         facts["selected"], facts["selected_rollouts"] = len(chosen), int(rollouts[chosen].sum())
         share = f" ({facts['selected_rollouts'] / rollouts.sum():.1%} of all)" if rollouts.any() else ""
         if args.sort and args.sort not in prompts.names():
-            raise AdaptiveError(f"no column {args.sort!r}; there are {', '.join(prompts.names())}")
+            raise UsageError(f"no column {args.sort!r}; there are {', '.join(prompts.names())}")
         if args.sort:
             chosen = prompts.order(args.sort, chosen, args.desc)
         extra = [*(wanted.names if wanted else []), *([args.sort] if args.sort else [])]

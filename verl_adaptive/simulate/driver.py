@@ -19,7 +19,7 @@ import numpy as np
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, Engine, Requests, StepResult, make_engine
 from verl_adaptive.engine.shape import step_shape
-from verl_adaptive.errors import AdaptiveError, Exhausted
+from verl_adaptive.errors import AdaptiveError, Exhausted, UsageError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.clock import Clock
@@ -185,7 +185,7 @@ def make_simulation(
     words = split_words(preset)
     beside = words[0] in (*PEERS, *REFERENCES)
     if beside and len(words) > 1:
-        raise AdaptiveError(f"{words[0]} takes no overrides: it is plain GRPO with prompts chosen otherwise")
+        raise UsageError(f"{words[0]} takes no overrides: it is plain GRPO with prompts chosen otherwise")
     config = compose_preset(["grpo"]) if beside else compose_preset([*words, *overrides])
     config = replace(config, seed=seed, total_rollouts=budget)
     reference = words[0] if beside else ""

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.errors import ConfigError, UsageError
 from verl_adaptive.significance import interval
 from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import Simulation, make_simulation
@@ -131,7 +131,7 @@ def check_task(task: Task, prompts: int) -> None:
     try:
         task.simulation(StaticWorld(np.zeros(prompts)))
     except ConfigError as error:
-        raise error if error.key.startswith("--") else AdaptiveError(f"{task.preset}: {error}") from None
+        raise error if error.key.startswith("--") else UsageError(f"{task.preset}: {error}") from None
 
 
 def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[str, Any]:

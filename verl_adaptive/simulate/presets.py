@@ -11,7 +11,7 @@ from importlib.resources import files
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
+from verl_adaptive.errors import ConfigError, UsageError, nearest
 from verl_adaptive.policy import option_hint
 
 #: References that no command line of verl can name: they see the true pass rates.
@@ -50,7 +50,7 @@ def compose_preset(words: Sequence[str]) -> AdaptiveConfig:
 
     Raises:
         ConfigError: no such preset, with the nearest name.
-        AdaptiveError: Hydra cannot make sense of an override.
+        UsageError: Hydra cannot make sense of an override.
     """
     name, overrides = words[0], tuple(words[1:])
     for word in overrides if name in preset_names() else ():
@@ -80,7 +80,7 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
             if unknown := re.search(r"Could not override '(adaptive\.[\w.]+)'", said):
                 chosen = _composed(name, tuple(word for word in overrides if word.startswith("adaptive/")))
                 said = f"{unknown[1]}: {option_hint(unknown[1], chosen)}"
-            raise AdaptiveError(f"{words}: {said}; overrides of one preset go into its own quotes") from error
+            raise UsageError(f"{words}: {said}; overrides of one preset go into its own quotes") from error
         hint = nearest(name, [*preset_names(), *REFERENCES, *PEERS])
         raise ConfigError("--preset", name, f"no such preset; {hint}") from None
     finally:
@@ -106,8 +106,6 @@ def _refuse_foreign(word: str) -> None:
             key, value, "a simulated rollout succeeds or does not, and a group fails or is whole; leave it out"
         )
     if word in preset_names():
-        raise AdaptiveError(
-            f"{word} is a preset: write --preset {word}; overrides at the end are adaptive.<key>=<value>"
-        )
+        raise UsageError(f"{word} is a preset: write --preset {word}; overrides at the end are adaptive.<key>=<value>")
     if not key.startswith("adaptive"):
         raise ConfigError(key, value, "a simulation takes overrides of adaptive.* only")

@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from verl_adaptive.errors import AdaptiveError, nearest
+from verl_adaptive.errors import UsageError, nearest
 
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
@@ -55,7 +55,7 @@ class Columns(Protocol):
     def column(self, name: str) -> pa.Array: ...
 
 
-class ExpressionError(AdaptiveError):
+class ExpressionError(UsageError):
     """A condition that cannot be understood."""
 
 
