@@ -41,6 +41,7 @@ from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
 from verl_adaptive.stats.snapshot import MANIFEST
+from verl_adaptive.text import counted
 
 VERSION = 2
 #: No room: a matter of the disk, which may pass, and not of ``adaptive.record``.
@@ -314,7 +315,7 @@ class ReplayReport:
     def __str__(self) -> str:
         if self.empty:
             return f"{self.attempt}: the record is empty, there is nothing to compare"
-        seen = f"{self.attempt}: {self.steps} steps, {self.polls} polls, {self.rollouts} rollouts"
+        seen = f"{self.attempt}: {counted(self.steps, 'step')}, {counted(self.polls, 'poll')}, {counted(self.rollouts, 'rollout')}"
         of = f" of {self.planned}" if self.planned is not None else ""
         tail = "" if self.open_step is None else f" (the record ends within step {self.open_step}{of})"
         if not tail and self.planned is not None and self.last < self.planned:

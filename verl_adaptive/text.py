@@ -40,6 +40,15 @@ def number(value: float | None) -> str:
     return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.1f}"
 
 
+def counted(amount: float, noun: str) -> str:
+    """A count with its noun.
+
+    >>> counted(1, "row"), counted(2000, "row")
+    ('1 row', '2,000 rows')
+    """
+    return f"{number(amount)} {noun}{'' if amount == 1 else 's'}"
+
+
 def share(part: float | None, whole: float | None = 1.0) -> str:
     """A percentage, ``-`` where there is nothing to divide."""
     if part is None or not whole or math.isnan(part):

@@ -418,7 +418,7 @@ def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
     write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
     place = tmp_path / "global_step_2"
     assert json.loads(call("stats", place, "--json")[1])["brought"] == len(known) > 20
-    assert f"warm start     {len(known)} prompts have its evidence alone" in call("stats", place)[1]
+    assert f"warm start     {len(known)} prompts with its evidence alone" in call("stats", place)[1]
     assert call("report", place, "-o", tmp_path / "r.html")[0] == 0
     assert f"Of {len(known)} prompts it has a warm start" in (tmp_path / "r.html").read_text()
     assert json.loads(call("stats", tmp_path, "--json")[1])["brought"] is None

@@ -120,7 +120,7 @@ def test_many_repeated_rows_are_said_once_with_their_number(tmp_path, caplog, re
     assert len(store.row_of) == 10 and len(np.unique(store.row_of)) == 10 - repeated
     if level == "WARNING":
         text = said[0].getMessage()
-        assert f"{repeated} rows repeat an earlier one" in text and "data.image_key" in text and "id_key" in text
+        assert f"{repeated} rows with an earlier one's prompt" in text and "data.image_key" in text and "id_key" in text
 
 
 @pytest.mark.parametrize(

@@ -73,6 +73,10 @@ def test_a_step_without_rollouts_has_a_line() -> None:
     names += ("rollouts/dropped_total", "rollouts/trained_total", "rounds_total", "prompts/epoch")
     line = step_metrics.progress_line({f"adaptive/{name}": 0.0 for name in names}, 3, None)
     assert line.startswith("step 3: 0 groups: 0 informative, 0 train | 0 rollouts | pass rate")
+    ones = step_metrics.progress_line({f"adaptive/{name}": 1.0 for name in names}, 3, None)
+    assert ones.startswith("step 3: 1 group: 1 informative, all train | 2 rollouts, 50% trained")
+    single = {f"adaptive/{name}": float("dropped" not in name) for name in names}
+    assert "1 prompt of one rollout, all train | 1 rollout," in step_metrics.progress_line(single, 3, None, single=True)
 
 
 def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float], str]]:

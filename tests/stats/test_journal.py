@@ -309,7 +309,7 @@ def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path
         writer.close()
     first, last = (record.getMessage() for record in caplog.records)
     assert "No space left" in first and "the run has ended" in last
-    assert last.endswith("not all of it is written; 8 steps between 1 and 8 are lost")  # and no step waits any more
+    assert last.endswith("not all of it is written; 8 steps lost, from 1 to 8")  # and no step waits any more
 
 
 @pytest.mark.parametrize(("name", "steps"), [("groups.arrows", [1]), ("attempt.json", [])])

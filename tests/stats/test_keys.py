@@ -274,7 +274,9 @@ def test_repeated_rows_against_a_dict(numbers: list[int]) -> None:
     again = sorted(r for r in rows.values() if len(r) > 1)
     if again:
         more = len(numbers) - len(rows)
-        assert said.startswith(f"{len(numbers)} rows hold {len(rows)} different prompts: {more} rows")
+        assert said.startswith(
+            f"{len(numbers)} rows hold {len(rows)} different prompts: {more} row{'s' * (more != 1)} with"
+        )
         assert f"row {again[0][1]} repeats row {again[0][0]}" in said
     assert bool(said) == bool(again)
 

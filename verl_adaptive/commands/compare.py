@@ -51,7 +51,7 @@ from verl_adaptive.report.arms import (
 from verl_adaptive.significance import interval, sampling, significant
 from verl_adaptive.stats import Run, open_runs
 from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.text import clean, number, share, span
+from verl_adaptive.text import clean, counted, number, share, span
 
 _PLOTS = (".png", ".svg", ".pdf", ".html")
 
@@ -385,7 +385,7 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     if found["said"] != above:
         out.print(found["said"])
     out.print(
-        f"{number(matched['prompts'])} prompts visited by both at least {matched['least_visits']} times "
+        f"{counted(matched['prompts'], 'prompt')} visited by both at least {matched['least_visits']} times "
         f"({number(matched['only_a'])} by A only, {number(matched['only_b'])} by B only)"
     )
     if matched["prompts"]:

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from verl_adaptive.simulate.expected import HOPELESS
-from verl_adaptive.text import number
+from verl_adaptive.text import counted, number
 
 if TYPE_CHECKING:
     from verl_adaptive.integration.run_plan import RunPlan
@@ -103,7 +103,7 @@ class Cost:
         if self.measured:
             out.append(("measured", f"{self.measured} (verl and vLLM on two CPU cores)"))
         if self.equal:
-            steps = f", in about {number(self.equal_steps)} steps" if self.equal_steps else ""
+            steps = f", in about {counted(self.equal_steps, 'step')}" if self.equal_steps else ""
             spent = "what GRPO would" if self.equal_rollouts == self.grpo_total else "all of its rollouts"
             out.append(("equal cost", f"{self.equal} spends {spent}{steps}"))
         epochs = "" if self.passes is None else f"GRPO's steps are {_two(self.passes)} passes over the training set"

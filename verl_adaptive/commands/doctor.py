@@ -29,7 +29,7 @@ from rich.text import Text
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.commands.output import console, facts, print_json
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
-from verl_adaptive.text import one_line
+from verl_adaptive.text import counted, one_line
 
 #: Tested with these; others are a remark.
 SUPPORTED_PYTHON = ">=3.10,<3.13"
@@ -314,7 +314,7 @@ class Examination:
             foreign=f"write it as verl {verl} has it, in its own examples and documentation: a line of another "
             "version needs that version",
         )
-        self.add("compose", "ok", f"{command.config_name} with {len(command.overrides)} overrides")
+        self.add("compose", "ok", f"{command.config_name} with {counted(len(command.overrides), 'override')}")
         if unread := guard.unread(config, guard.MAIN):
             self.refuse("program", unread)
         if config.get("adaptive") is None:

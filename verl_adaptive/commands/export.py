@@ -41,7 +41,7 @@ from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.files import StoreError, open_parquet
 from verl_adaptive.stats.prompts import DERIVED, Prompts
 from verl_adaptive.stats.reader import OBSERVATIONS
-from verl_adaptive.text import number, plain, share
+from verl_adaptive.text import counted, number, plain, share
 
 FORMATS = (".parquet", ".csv", ".jsonl")
 _BATCH = 100_000
@@ -105,7 +105,7 @@ def run(args: argparse.Namespace) -> int:
     else:
         pages = _observations(opened)
     written = write_pages(args.out, suffix, pages)
-    note(said or f"{number(written)} {args.what} written to {args.out}")
+    note(said or f"{counted(written, args.what[:-1])} written to {args.out}")
     return 0
 
 
@@ -149,9 +149,9 @@ def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[
             "training refuses an empty data set"
         )
     return keep, (
-        f"{number(int(keep.sum()))} of {number(len(keep))} rows kept ({share(float(keep.sum()), len(keep))}) in {args.out}; "
-        f"{number(int(known.sum()))} rows are in the store, {number(int(unseen.sum()))} were never rolled out"
-        f"{' and are kept' if args.keep_unseen and unseen.any() else ''}"
+        f"{number(int(keep.sum()))} of {counted(len(keep), 'row')} kept ({share(float(keep.sum()), len(keep))}) in {args.out}; "
+        f"in the store: {number(int(known.sum()))}, never rolled out: {number(int(unseen.sum()))}"
+        f"{' (kept)' if args.keep_unseen and unseen.any() else ''}"
     )
 
 
@@ -174,13 +174,13 @@ def write_pages(path: str, suffix: str, pages: Iterator[Any]) -> int:
     write = {".parquet": _parquet, ".csv": _csv, ".jsonl": _jsonl}[suffix]
     written = 0
 
-    def counted() -> Iterator[Any]:
+    def passing() -> Iterator[Any]:
         nonlocal written
         for page in pages:
             written += page.num_rows
             yield page
 
-    write_file(Path(path), lambda file: write(file, counted()))
+    write_file(Path(path), lambda file: write(file, passing()))
     return written
 
 

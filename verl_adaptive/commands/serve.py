@@ -28,6 +28,7 @@ from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
 from verl_adaptive.report.page import Live, render
 from verl_adaptive.stats import Run, open_run
 from verl_adaptive.stats.files import open_parquet
+from verl_adaptive.text import counted
 
 #: A token of one's own, out of sight of the machine's list of processes.
 _VARIABLE = "VERL_ADAPTIVE_TOKEN"
@@ -116,7 +117,7 @@ def run(args: argparse.Namespace) -> int:
     for text in trouble:
         note(text)
     key = f"?token={quote(token, safe='')}" if token else ""
-    note(f"{len(found)} run{'' if len(found) == 1 else 's'} at http://{shown}:{port}/{key} (Ctrl-C ends it)")
+    note(f"{counted(len(found), 'run')} at http://{shown}:{port}/{key} (Ctrl-C ends it)")
     if not token:
         note("every user of this machine can read this: there is no token")
     if not _is_loopback(args.host):

@@ -61,7 +61,7 @@ from verl_adaptive.simulate import (
 from verl_adaptive.simulate.equal_budget import check_task
 from verl_adaptive.simulate.merit import merits
 from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.text import clean, number, plain, share
+from verl_adaptive.text import clean, counted, number, plain, share
 
 #: Columns of the tables: heading, key of the summary, and what it is where the heading does not say it.
 _SPENT = (
@@ -345,10 +345,10 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     where = f"pool {about['pool_name']}"
     if "trace" in about:
         trace = about["trace"]
-        where = f"{trace['kind']} of {trace['prompts']:,} prompts, {trace['steps']:,} step{'' if trace['steps'] == 1 else 's'}"
+        where = f"{trace['kind']} of {trace['prompts']:,} prompts, {counted(trace['steps'], 'step')}"
     seeds = summary[0]["seeds"]
     out.print(
-        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {seeds} seed{'' if seeds == 1 else 's'}\n",
+        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {counted(seeds, 'seed')}\n",
         soft_wrap=True,
     )
     if said:

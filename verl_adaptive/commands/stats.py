@@ -42,7 +42,7 @@ from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.prompts import about_column
-from verl_adaptive.text import clean, number, share
+from verl_adaptive.text import clean, counted, number, share
 
 _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 
@@ -144,7 +144,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
             chosen = prompts.order(args.sort, chosen, args.desc)
         extra = [*(wanted.names if wanted else []), *([args.sort] if args.sort else [])]
         lists = {"selected prompts": (chosen, extra)}
-        found = f": {number(len(chosen))}, {number(facts['selected_rollouts'])} rollouts{share}"
+        found = f": {number(len(chosen))}, {counted(facts['selected_rollouts'], 'rollout')}{share}"
     else:
         lists, found = _standard(prompts, args.tries), ""
     shown = {
@@ -290,7 +290,9 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         ("rollouts", f"{number(found['rollouts'])} judged{tokens}{rate}"),
     ]
     if found.get("brought"):
-        brought = f"{number(found['brought'])} prompts have its evidence alone, which counts in these figures as visits"
+        brought = (
+            f"{counted(found['brought'], 'prompt')} with its evidence alone, which counts in these figures as visits"
+        )
         lines.append(("warm start", brought))
     if found.get("ledger"):
         lines.append(("generated", _account(found["ledger"].rollouts)))
@@ -319,7 +321,7 @@ def _cell(name: str, value: Any) -> str:
 def _account(account: Account) -> str:
     whole, trained = account.generated, account.trained
     dropped = ", ".join(f"{number(amount)} {reason}" for reason, amount in account.dropped.items())
-    parts = [f"{number(whole)} rollouts: {number(trained)} trained ({share(trained, whole)})"]
+    parts = [f"{counted(whole, 'rollout')}: {number(trained)} trained ({share(trained, whole)})"]
     parts.append(f"dropped {dropped or 'none'}")
     if account.held:
         parts.append(f"{number(account.held)} held")

@@ -20,6 +20,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import CLOSE, HOLD, answers
 from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.text import counted
 
 #: Share of a batch that failed groups may take where every group trains: another generation for them costs more.
 FEW_LOST = 0.1
@@ -246,8 +247,8 @@ class GroupTracker:
             "the filter set the limits"
         )
         return (
-            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {rounds} round{'s' * (rounds != 1)} and "
-            f"{self.ledger.rollouts.generated} rollouts ({listed}): {self.why or unasked}."
+            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {counted(rounds, 'round')} and "
+            f"{counted(self.ledger.rollouts.generated, 'rollout')} ({listed}): {self.why or unasked}."
             + (limits if self.limited else "")
         )
 

@@ -17,6 +17,7 @@ from verl_adaptive.integration.engines import model_of
 from verl_adaptive.policy import Policy
 from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.snapshot import FOLDER
+from verl_adaptive.text import counted
 
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
 SINGLE_TURN = "single_turn_agent"
@@ -96,7 +97,7 @@ def schedule_of(config: Any) -> str:
     hint = "separate_async sends weights between processes: choose nccl, hccl, nixl or mooncake"
     check(backend != "naive", "actor_rollout_ref.rollout.checkpoint_engine.backend", backend, hint)
     where = f"{rollout.nnodes}x{rollout.n_gpus_per_node} devices generate while others train"
-    return f"{where}; new weights after every {sync} minibatches, {warmup} ahead"
+    return f"{where}; new weights after every {'minibatch' if sync == 1 else f'{sync} minibatches'}, {warmup} ahead"
 
 
 def updates_of(config: Any) -> int:
@@ -284,7 +285,7 @@ def held_note(policy: Policy) -> str:
     if not allocator.can_hold:
         return ""
     age, instead = allocator.option("max_age"), getattr(allocator, "on_policy", None)
-    most = "" if age is None else f" (adaptive.allocator.max_age={age} steps at most)"
+    most = "" if age is None else f" ({counted(age, 'step')} at most: adaptive.allocator.max_age)"
     own = "" if instead is None else f"; adaptive.allocator.{'='.join(instead)} makes each group within its step"
     return (
         f"off-policy by a step: held groups train with first rollouts of older weights{most}; algorithm.rollout_correction "

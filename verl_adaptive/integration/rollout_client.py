@@ -26,6 +26,7 @@ from verl_adaptive.integration.dataloader import DataloaderPrompts, refuse_own_n
 from verl_adaptive.integration.facts import SINGLE_TURN, check_room
 from verl_adaptive.integration.polling import DONE, StallTimeout, Stopwatch, pause
 from verl_adaptive.integration.queue import Batch, Queue
+from verl_adaptive.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -175,14 +176,14 @@ class RolloutClient(Generic[E]):
         step, failures, lost = self.handles.step_of(), int(results.failed.sum()), int(results.lost.sum())
         if lost:
             logger.warning(
-                "step %d: %d of %d rollouts of %d prompts were lost (a session raised or returned nothing, or its reward is "
+                "step %d: %d of %d rollouts of %s were lost (a session raised or returned nothing, or its reward is "
                 "not finite). %s",
                 step,
                 lost,
                 lost + results.rollouts,
-                len(results),
-                f"{failures} groups kept less than adaptive.min_sessions={self.config.min_sessions:g} of theirs: they "
-                "count as failed and leave the statistics as they are; of the others, the rest is the group"
+                counted(len(results), "prompt"),
+                f"{counted(failures, 'group')} failed, with less than adaptive.min_sessions={self.config.min_sessions:g} of the rollouts "
+                "left, and not counted in the statistics; of the others, the rest is the group"
                 if failures
                 else "The rest of each group is the group",
             )

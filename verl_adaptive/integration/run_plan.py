@@ -16,6 +16,7 @@ from verl_adaptive.integration.compared_settings import compared_of, settings_of
 from verl_adaptive.integration.facts import JournalPlace
 from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.policy import Policy, build_policy
+from verl_adaptive.text import counted
 
 #: Prompts of a data set that is not known.
 STAND_IN = 20_000
@@ -170,12 +171,12 @@ class RunPlan:
                 rows >= batch or self.only_validates,
                 "data.train_batch_size",
                 batch,
-                f"the training set has only {rows} prompts; use at most that",
+                f"the training set has only {counted(rows, 'prompt')}; use at most that",
             )
             by_epochs = self.epochs * (rows // batch)
             if steps is not None and by_epochs < steps:
                 notes.append(
-                    f"trainer.total_epochs={self.epochs}: verl stops after {by_epochs:,} steps, before "
+                    f"trainer.total_epochs={self.epochs}: verl stops after {counted(by_epochs, 'step')}, before "
                     f"trainer.total_training_steps={steps:,}, and saves and validates no last step"
                 )
             steps = by_epochs if steps is None else min(steps, by_epochs)
@@ -276,10 +277,10 @@ class RunPlan:
         run = (
             "as many steps as the data give"
             if steps is None
-            else f"{steps:,} steps, {steps * self.updates:,} optimizer updates"
+            else f"{counted(steps, 'step')}, {counted(steps * self.updates, 'optimizer update')}"
         )
-        if self.uncounted:
-            run = f"{steps:,} steps at most ({self.prompts:,} prompts, {self.uncounted})"
+        if self.uncounted and steps is not None:
+            run = f"{counted(steps, 'step')} at most ({self.prompts:,} prompts, {self.uncounted})"
         out = f"; if prompts run out: {adaptive.on_exhausted} (adaptive.on_exhausted)"
         seen = (
             [] if self.first_round is None else [("first", f"{self.first_round:,} rollouts"), ("resume", self.resume)]
@@ -289,7 +290,7 @@ class RunPlan:
             ("trainer", f"{self.mode}: {self.schedule}"),
             (
                 "step",
-                f"trains {self.groups:,} groups of {self.n}; {self.updates} optimizer update{'s' * (self.updates != 1)}; {fill}"
+                f"trains {counted(self.groups, 'group')} of {self.n}; {counted(self.updates, 'optimizer update')}; {fill}"
                 + (f", at most {most:,} rollouts" if most else ""),
             ),
             ("run", run + (f", or {total:,} rollouts if those come first" if total else "") + out),

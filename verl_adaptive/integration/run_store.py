@@ -39,6 +39,7 @@ from verl_adaptive.stats import (
 from verl_adaptive.stats.atomic import sync_directory, write_file
 from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, SnapshotError, attached, new_folder, read_manifest
+from verl_adaptive.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -295,7 +296,9 @@ class RunStore:
         self.table = table
         self.row_of = table.rows_for(self.keys, sources=self.sources)
         visited = int((table.col("visits") > 0).sum())
-        self.origin = f"resumed at step {step}: {visited} prompts known, {len(state['engine']['queue'])} waiting"
+        self.origin = (
+            f"resumed at step {step}: {counted(visited, 'prompt')} known, {len(state['engine']['queue'])} waiting"
+        )
         return state
 
     @staticmethod

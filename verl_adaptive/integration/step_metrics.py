@@ -20,6 +20,7 @@ from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import image_note
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.stats.visits import kind_of
+from verl_adaptive.text import counted
 
 logger = logging.getLogger(__name__)
 
@@ -129,7 +130,7 @@ def progress_line(metrics: dict[str, float], step: int, steps: int | None, *, si
     decided = trained + of("rollouts/dropped_total")
     share = f", {trained / decided:.0%} trained" if decided else ""
     return (
-        f"step {step}{f'/{steps}' if steps else ''}: {_groups(metrics, single)} | {decided:,.0f} rollouts{share} "
+        f"step {step}{f'/{steps}' if steps else ''}: {_groups(metrics, single)} | {counted(decided, 'rollout')}{share} "
         f"| pass rate {of('pass_rate/generated_mean'):.2f}, epoch {of('prompts/epoch'):.2f}"
         f"{_waiting(metrics)}"
     )
@@ -140,9 +141,9 @@ def _groups(metrics: Mapping[str, float], single: bool) -> str:
     finished, informative, trained = (
         metrics[f"adaptive/groups/{name}_total"] for name in ("finished", "informative", "trained")
     )
-    words = f"{finished:,.0f} groups: {informative:,.0f} informative"
+    words = f"{counted(finished, 'group')}: {informative:,.0f} informative"
     if finished and single:
-        words = f"{finished:,.0f} prompts of one rollout"
+        words = f"{counted(finished, 'prompt')} of one rollout"
     train = "all train" if finished and trained == finished else f"{trained:,.0f} train"
     return f"{words}, {train}"
 
@@ -162,7 +163,9 @@ def _waiting(metrics: Mapping[str, float]) -> str:
     if "adaptive/time/idle_share" in metrics:
         said += f", slots {metrics['adaptive/time/idle_share']:.0%} idle"
     if rollouts := metrics.get("adaptive/rollouts/dropped_total/aborted"):
-        said += f", {rollouts:,.0f} rollouts ({metrics['adaptive/tokens/dropped_total/aborted']:,.0f} tokens) aborted"
+        said += (
+            f", {counted(rollouts, 'rollout')} ({metrics['adaptive/tokens/dropped_total/aborted']:,.0f} tokens) aborted"
+        )
     return said
 
 
@@ -190,7 +193,7 @@ def banner(trainer: Any) -> list[str]:
     """Some ten lines at the start: the plan, the data, what was resumed, which curves to read how."""
     engine, plan, run_store = trainer.engine, trainer.plan, trainer.run_store
     repeated = len(engine.row_of) - len(engine.pool)
-    again = f" ({repeated} rows repeat an earlier prompt and share its statistics)" if repeated else ""
+    again = f" ({counted(repeated, 'row')} with an earlier row's prompt and statistics)" if repeated else ""
     said = dict(plan.lines())
     said |= {
         "store": run_store.where,

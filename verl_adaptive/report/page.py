@@ -21,7 +21,7 @@ from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import Forecast, History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
-from verl_adaptive.text import clean, number, share, span
+from verl_adaptive.text import clean, counted, number, share, span
 
 #: Sources in the table.
 _SOURCES = 100
@@ -179,7 +179,7 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
     if ledger:
         generated = ledger.rollouts.generated
         trained = f"{share(ledger.rollouts.trained, generated)} of them trained"
-        out.append((figures.short(generated), "rollouts generated", f"{_steps(facts['steps'])}, {trained}"))
+        out.append((figures.short(generated), "rollouts generated", f"{counted(facts['steps'], 'step')}, {trained}"))
     if history is not None and "saved" in history.uniform:
         more = round(-history.uniform["saved"], 2) + 0.0  # never -0
         out.append((f"{more:+.0%}", "rollouts against uniform", "estimate, see below"))
@@ -189,7 +189,7 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
             (
                 "done" if finished else span(end.hours_left) if end.hours_left == end.hours_left else "-",
                 "" if finished else "to go",
-                f"{'' if finished else 'of '}{_steps(end.steps)}, {figures.short(end.rollouts)} rollouts",
+                f"{'' if finished else 'of '}{counted(end.steps, 'step')}, {figures.short(end.rollouts)} rollouts",
             )
         )
     rate = facts["pass_rate"]
@@ -199,10 +199,6 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
     if facts["retired"]:
         out.append((_large(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
     return out
-
-
-def _steps(count: float) -> str:
-    return f"{number(count)} step{'' if count == 1 else 's'}"
 
 
 def _large(value: int) -> str:

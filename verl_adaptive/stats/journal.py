@@ -48,7 +48,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.stats.atomic import read_file, sync_directory, write_file
 from verl_adaptive.stats.snapshot import package_version
 from verl_adaptive.stats.table import key_column
-from verl_adaptive.text import plain
+from verl_adaptive.text import counted, plain
 
 _LOG = logging.getLogger(__name__)
 
@@ -438,9 +438,9 @@ class Journal:
 
     def _without(self) -> str:
         steps = sum(step is not None for step, _ in tuple(self._waiting))
-        waits = f"; {steps} steps wait" if steps and not self._closing else ""
+        waits = f"; {counted(steps, 'step')} waiting" if steps and not self._closing else ""
         first, last = min(self._lost, default=0), max(self._lost, default=0)
-        return waits + (f"; {len(self._lost)} steps between {first} and {last} are lost" if self._lost else "")
+        return waits + (f"; {counted(len(self._lost), 'step')} lost, from {first} to {last}" if self._lost else "")
 
     def _recovered(self) -> None:
         if self._said and not self._stopped:

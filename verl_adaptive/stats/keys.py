@@ -32,6 +32,8 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.text import counted
+
 KEY_DTYPE = np.dtype([("hi", "<u8"), ("lo", "<u8")])
 """A key as two unsigned words; sorting by (hi, lo) is sorting by the 16 bytes, and by their hex form."""
 
@@ -358,8 +360,8 @@ def repeated_rows(keys: np.ndarray) -> str:
         return ""
     example = again[np.argmin(leader[again])]
     return (
-        f"{len(keys)} rows hold {len(keys) - len(again)} different prompts: {len(again)} rows repeat an earlier one and share "
-        f"its statistics (first: row {example} repeats row {leader[example]})"
+        f"{len(keys)} rows hold {len(keys) - len(again)} different prompts: {counted(len(again), 'row')} with an earlier one's "
+        f"prompt and statistics (first: row {example} repeats row {leader[example]})"
     )
 
 
