@@ -190,6 +190,18 @@ def test_an_export_does_not_replace_what_it_reads(tmp_path, refusal) -> None:
     assert "is what is read" in refusal("export", path, path, "--overwrite", status=2) and "score" in path.read_text()
 
 
+def test_a_list_and_what_is_exported_are_of_the_same_prompts(tmp_path, call) -> None:
+    """An evaluation without data sources: a hopeless prompt surprises among easy ones only, and the data tell these."""
+    rows = [{**row, "data_source": "easy" if i < 150 else "hard"} for i, row in enumerate(hostile_rows(300))]
+    data, out = write_dataset(tmp_path / "d.parquet", rows), tmp_path / "o.parquet"
+    made = ((key, 0 if i == 3 or i >= 150 else 10 + i % 7) for i, key in enumerate(key_hex(dataset_keys(rows))))
+    lines = [json.dumps({"key": key, "n": 16, "successes": right}) for key, right in made]
+    (tmp_path / "e.jsonl").write_text("\n".join(lines))
+    words = (tmp_path / "e.jsonl", "--data", data, "--where", "surprise >= 0.4")
+    assert json.loads(call("stats", *words, "--json")[1])["selected"] == 1
+    assert call("export", words[0], out, *words[1:])[0] == 0 and pq.read_table(out).to_pylist() == [rows[3]]
+
+
 def test_rows_that_were_never_rolled_out_have_a_data_source(tmp_path, call) -> None:
     """The journal knows those that were; `source != "math"` kept math's others, `source == "math"` left them out."""
     rows = [{**row, "data_source": ("gsm8k", "math")[i % 2]} for i, row in enumerate(hostile_rows(60))]

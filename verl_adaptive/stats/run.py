@@ -28,7 +28,7 @@ import pyarrow as pa
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.groups import success_by_default
-from verl_adaptive.stats.dataset import Row, rows_of
+from verl_adaptive.stats.dataset import Row, keys_of, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.history import Flips, Window
@@ -233,10 +233,17 @@ class Run:
         return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
     def beside(self, data: str) -> None:
-        """Find the training set's prompts in verl's rollouts; other stores know them. Before anything else is asked for."""
+        """Find the training set's prompts in verl's rollouts; of other stores name the data sources that they lack.
+
+        Before anything else is asked for: lists, figures and conditions then judge a prompt among those of its source.
+        """
         if self.kind == "rollouts":
             assert isinstance(self._journal, DumpReader)
             self._journal.beside(rows_of(data, None, self.identity))
+        elif not self.table.col("source").all():
+            keys, sources = keys_of(data, self.identity)
+            known = np.flatnonzero(self.table.rows_for(keys, create=False) >= 0)
+            self.table.rows_for(keys[known], sources=[sources[i] for i in known])
 
     def texts(self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
