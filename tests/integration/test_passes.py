@@ -138,6 +138,8 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
             raise error
 
     monkeypatch.setattr(PPOTrainerSync, "fit", fit)
+    # even of no calls Ray's own starts a Ray, which the fixture `started` then meets
+    monkeypatch.setattr("ray.get", list)
     trainer, closed = trainer_of(), []
     trainer.plan = SimpleNamespace(async_facts=None, policy=build_policy(AdaptiveConfig()), stall=1.0)
     manager = SimpleNamespace(agent_loop_workers=[])
