@@ -233,6 +233,8 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     rows, missing = _rows(config.data.train_files)
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts")
+    elif rows is None:
+        notes.append(f"data.train_files: only Parquet files are counted; numbers assume {STAND_IN:,} prompts")
     prompts, unread = (None, "") if rows is None else _prompts(config, adaptive.id_key)
     notes += [unread] if unread else []
     unseen = _unseen(config)
