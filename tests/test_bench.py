@@ -186,5 +186,5 @@ def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
 
 
 def test_simulate_is_the_simulators_own_command(capfd) -> None:
-    assert cli.main(["bench", "simulate", "--preset", "nope"]) == 1
+    assert cli.main(["bench", "simulate", "--preset", "nope"]) == 2
     assert "--preset='nope': no such preset" in capfd.readouterr().err
