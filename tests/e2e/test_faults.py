@@ -49,7 +49,10 @@ def test_rollouts_that_come_back_wrong_empty_or_not_at_all(mode, faulty_runs):
     assert run.code == 0, run.tail
     sound(run, 2)
     replays(run, 2)
-    assert sum(run.series("adaptive/groups/failed_total")) > 0 and "failed, with less than adaptive.min_sessions" in run.log
+    assert (
+        sum(run.series("adaptive/groups/failed_total")) > 0
+        and "failed, with less than adaptive.min_sessions" in run.log
+    )
     # the rollouts that did come back of a failed group are accounted for
     assert sum(run.series("adaptive/rollouts/dropped_total/failed")) > 0
 
