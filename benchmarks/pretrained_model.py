@@ -65,8 +65,8 @@ CHOSEN = Tasks(
     },
     max_prompt_tokens=48,
 )
-#: Not chosen: of reasoning-gym's other data sets the first ten by name of whose questions, with its own options, at least
-#: half fit.
+#: Taken by a rule, whatever the model makes of them: of reasoning-gym's other data sets the first ten by name of whose
+#: questions, with its own options, at least half fit.
 OTHERS = Tasks(
     {
         name: (name, {})
@@ -245,7 +245,7 @@ def supervised_start(pretrained: Path, rows: list[Row], out: Path, steps: int) -
 
 
 def prepare(work: Path, tasks: str, sft_steps: int = 100) -> Path:
-    """The folder ``work/<tasks>`` with ``model``, ``train.parquet`` and ``val.parquet``; what is not there is made."""
+    """The folder ``work/<tasks>`` with ``model``, ``train.parquet`` and ``val.parquet``; a model that is there is kept."""
     import pandas as pd
     from transformers import AutoTokenizer
 

@@ -70,7 +70,8 @@ JUDGED = [
     "* **Rollouts a step**: generated, as a share of those that GRPO generates for the same number of optimizer updates.",
     "* **Tokens trained**: as a share of those that verl's own GRPO trains, which are all that it generates.",
     "* **Learning rate**: each policy's best, chosen on the seeds that ran at all of its rates. Each pool names the policies "
-    "without a second one; on the pretrained model these have the best of 128 rollouts a step, and half of it with two epochs. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
+    "without a second one; on the pretrained model these have the best of 128 rollouts a step, and half of it with two "
+    "epochs. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay, by mean accuracy over "
@@ -78,8 +79,8 @@ JUDGED = [
     "* **Pools.** *Natural mix*: all difficulties. *Sparse*: most prompts hopeless or solved. *Large*: twice the prompts. *One "
     "pass*: no prompt is met twice. *Noisy*: one reward in ten is flipped. *Offset*: also, rewards of the second data "
     "source are 0.5 higher, of the third 1 higher. *128 prompts*: all of them in every step of 128 rollouts. *4,096 rollouts a "
-    "step*: from 8,192 prompts. *Other tasks*: ten data sets of reasoning-gym that "
-    "nobody chose (`pretrained_model.py`). "
+    "step*: from 8,192 prompts. *Other tasks*: ten more data sets of reasoning-gym, "
+    "taken by a rule (`pretrained_model.py`). "
     "*Nothing right at first*: questions that the starting model answers less than once in 250 tries.",
     "* **Versions.** Rows of the papers' presets, of `full`, of ingredients and of `oracle` in the *real* and *tiny* pools were "
     "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing). Measured since, in one process: "
