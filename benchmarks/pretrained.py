@@ -1,4 +1,4 @@
-"""The methods on a pretrained language model: real verl, vLLM and SmolLM2-135M, without a GPU or a hub.
+"""The methods on pretrained language models: real verl, vLLM, SmolLM2-135M and Gemma 3 270M, without a GPU or a hub.
 
     python -m benchmarks.pretrained                                  # what is missing in the results; days
     python -m benchmarks.pretrained --presets "grpo;solo" --lrs 1e-5 --seeds 1
@@ -96,6 +96,7 @@ VARIANTS = {
     "512": StepSize(64, 12),
     "epochs2": StepSize(16, 20, epochs=2),
     "others": StepSize(16, 20, tasks="others"),
+    "gemma": StepSize(16, 20, tasks="gemma"),
 }
 
 

