@@ -425,8 +425,9 @@ def length_note(caps: Row, roulette: Row, lost: Row) -> str:
         f"of {len(left)} simulated settings. On the real pipeline, with a model that gets lost in {of['lost']:.0%} of its answers, 1.25 "
         f"times the 0.99 quantile of the lengths of successes is {of['limit']} tokens in place of {of['cap']}, and leaves "
         f"{_long_ratio(lost, 'tokens', 'solo', 'limited')} of the tokens ([measured](results/lost_answers.json)). Such a limit is "
-        f"verl's own `data.max_response_length`; none of ours was built. Roulette never pays: tokens × noise is "
-        f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} at best."
+        f"verl's own `data.max_response_length`; none of ours was built. Roulette (beyond some length an answer goes on with a probability, and "
+        f"weighs the more then) never pays in the simulator: tokens times the mean square of the weights is "
+        f"{min(row['tokens_noise'] for row in roulette['rows']):.2f} of what they are without it, at best."
     )
 
 
