@@ -62,7 +62,7 @@ PLAIN = "verl"
 PRESETS: dict[str, list[str]] = {**SHIPPED, **SOLO, PLAIN: []}
 #: The arms of the comparison, the most wanted first.
 ARMS = ("grpo", "solo", "reinforce", "grpo-4", "greso", "dapo", "aero", "cero", "pilot_commit")
-LRS = (1e-5, 3e-5)
+LRS = (5e-6, 1e-5, 3e-5)
 SEEDS = 3
 SAMPLES = 8  # answers to each held-out question
 #: Steps between two validations; these presets generate more rollouts a step, and so take fewer steps.
