@@ -49,6 +49,7 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
     return [
         *table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows),
         *pretrained_step(runs),
+        *pretrained_rate(runs),
         "[Beside verl's own GRPO](docs/solo.md#what-a-step-costs).",
     ]
 
@@ -60,6 +61,15 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
     made = runs["pretrained"]
     gains = made.less(*(("128", preset, made.best_lr("128", preset)) for preset in ("solo-thin", "grpo")))
     return f"With `thin` it trains {np.mean(ratios):.2f} ×; accuracy minus GRPO's: {difference(gains)} ({len(gains)} seeds). "
+
+
+def pretrained_rate(runs: Mapping[str, Runs]) -> list[str]:
+    """A warning where GRPO's best learning rate on the pretrained model is the lowest that it ran at."""
+    made = runs.get("pretrained")
+    rates = [lr for lr in made.lrs("128") if made.seeds("128", "grpo", lr)] if made else []
+    if not rates or made.best_lr("128", "grpo") != min(rates):
+        return []
+    return ["GRPO's learning rate on the pretrained model is the lowest tried."]
 
 
 def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:
@@ -212,7 +222,7 @@ TO_TARGET = {"solo": "`solo`", "reinforce": "REINFORCE", "grpo-4": "GRPO, groups
 AT_THE_END = {"solo": "accuracy, `solo`", "reinforce": "accuracy, REINFORCE"}
 
 
-def solo_block(found: Found) -> list[str]:
+def solo_block(found: Found, runs: Mapping[str, Runs]) -> list[str]:
     """`solo` beside the fair baselines: a row a pool."""
     rows = []
     for pool, made in found.items():
@@ -225,6 +235,7 @@ def solo_block(found: Found) -> list[str]:
         "brackets; bold: significant; [how it is judged, and all policies](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
         *table(["pool", *TO_TARGET.values(), *AT_THE_END.values()], rows),
+        *(f"- {line} A lower one may suit it better." for line in pretrained_rate(runs)),
     ]
 
 

@@ -100,6 +100,7 @@ def results_lines(results: Path) -> list[str]:
         lines += sections.ends(runs["pretrained"])
         every = pretrained_runs(read(results, "pretrained.jsonl"))
         lines += sections.plain(every)
+        lines += sections.gemma(every)
     for records in sections.RECORDS:
         if data := read(results, records.file):
             lines += records.lines(data)
@@ -138,7 +139,7 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     made: list[tuple[Path, str, list[str]]] = []
     docs = results_page.parent.parent / "docs"
     if found:
-        made += [(docs / "solo.md", "measured", blocks.solo_block(found))]
+        made += [(docs / "solo.md", "measured", blocks.solo_block(found, runs))]
         made += [(docs / "solo.md", "gain", blocks.gain_note(found))]
         made += [(docs / "choosing.md", "measured", blocks.choosing(found))]
         made += [(readme_page, "benchmark", blocks.evidence(found, runs))]

@@ -71,9 +71,7 @@ JUDGED = [
     "* **Tokens trained**: as a share of those that verl's own GRPO trains, which are all that it generates.",
     "* **Learning rate**: each policy's best, chosen on the seeds that ran at all of its rates. Each pool names the policies "
     "without a second one; on the pretrained model these have the best of 128 rollouts a step, and half of it with two "
-    "epochs. That best is the lower of two, 1e-05: with one epoch no policy ran below it. On Gemma 3 270M (33,186 tokens of its "
-    "vocabulary kept, 122 million parameters) GRPO ran at half of it, and learns better; `solo` did not, so no table "
-    "compares them yet ([runs](results/pretrained.jsonl)). Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
+    "epochs. A policy is in a table once it has three seeds at its best rate. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
     "decayed learning rate (*decay*), with two epochs over each batch (*epochs2*), and REINFORCE with the batch's mean as "
     "baseline (`reinforce`). The best GRPO is the best of group sizes and decay, by mean accuracy over "
@@ -320,6 +318,23 @@ def plain(runs: Runs) -> list[str]:
     if not said:
         return []
     return [f"verl's own GRPO ran without the plugin, too, on the pretrained model ({'; '.join(said)}).", ""]
+
+
+def gemma(runs: Runs) -> list[str]:
+    """Where the second pretrained model's runs end, by learning rate; also those that are too few for a table."""
+    said = []
+    for name in runs.measured("gemma"):
+        at = {lr: runs.seeds("gemma", name, lr) for lr in runs.lrs("gemma")}
+        ends = [
+            f"{np.mean([runs.final(('gemma', name, lr, seed)) for seed in seeds]):.3f} at {lr:g} ({len(seeds)})"
+            for lr, seeds in at.items()
+            if seeds
+        ]
+        said.append(f"`{name}` {', '.join(ends)}")
+    if not said:
+        return []
+    model = "Gemma 3 270M, with 33,186 tokens of its vocabulary (122 million parameters)"
+    return [f"Accuracy at the end of runs of {model}, by learning rate (seeds): {'; '.join(said)}.", ""]
 
 
 ENDS = {"pass@8": "pass@8", "entropy": "entropy, nats a token", "length": "length of an answer"}

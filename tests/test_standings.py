@@ -172,9 +172,24 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "above REINFORCE in none of them." in " ".join(blocks.gain_note({"real/base": of}))
     front = blocks.evidence({"real/base": of}, {})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
-    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}))
+    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}, {}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
+
+
+def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:
+    """Below it GRPO may be better: on the second pretrained model it was."""
+    runs = {"pretrained": made(**{"128__grpo": [0.5] * 3, "gemma__grpo": [0.2, 0.4], "gemma__solo": [0.3]})}
+    cells = runs["pretrained"].cells
+    (line,) = blocks.pretrained_rate(runs)
+    assert line in blocks.evidence({}, runs) and line in "\n".join(blocks.solo_block({}, runs))
+    for seed in range(3):
+        cells["128", "grpo", 5e-4, seed] = cells["128", "grpo", 1e-3, seed] | {
+            "curve": [[0.0] * 6, [BUDGET, *[0.1] * 5]]
+        }
+    assert blocks.pretrained_rate(runs) == [] and blocks.pretrained_rate({}) == []
+    text = "".join(sections.gemma(runs["pretrained"]))
+    assert "`grpo` 0.286 at 0.001 (2); `solo` 0.286 at 0.001 (1)." in text, text
 
 
 def test_the_pools_are_the_benchmarks() -> None:
