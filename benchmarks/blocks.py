@@ -66,7 +66,7 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
 def pretrained_rate(runs: Mapping[str, Runs]) -> list[str]:
     """A warning where GRPO's best learning rate on the pretrained model is the lowest that it ran at."""
     made = runs.get("pretrained")
-    rates = [lr for lr in made.lrs("128") if made.seeds("128", "grpo", lr)] if made else []
+    rates = made.rates("128", "grpo") if made else []
     if not rates or made.best_lr("128", "grpo") != min(rates):
         return []
     return ["GRPO's learning rate on the pretrained model is the lowest tried."]

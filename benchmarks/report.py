@@ -76,12 +76,10 @@ def enough_runs(runs: Runs, variant: str, preset: str) -> bool:
 
     Fewer runs compare nothing: a lead at one rate may be the rate's.
     """
-    seeds = {lr: found for lr in runs.lrs(variant) if (found := runs.seeds(variant, preset, lr))}
-    common = set.intersection(*map(set, seeds.values())) if seeds else set()
-    if not common or (variant == "128" and len(seeds) == 1):
+    rates = runs.rates(variant, preset)
+    if not rates or (variant == "128" and len(rates) == 1):
         return False
-    best = max(seeds, key=lambda lr: np.mean([runs.final((variant, preset, lr, seed)) or 0.0 for seed in common]))
-    return len(seeds[best]) >= LEAST_SEEDS
+    return len(runs.seeds(variant, preset, runs.best_lr(variant, preset))) >= LEAST_SEEDS
 
 
 def results_lines(results: Path) -> list[str]:

@@ -12,7 +12,6 @@ from verl_adaptive.report.arms import Trial
 from verl_adaptive.significance import interval
 
 GRID = 240
-ENOUGH = 5  # seeds that a learning rate must have to be chosen, if any has as many
 WINDOW = 0.1  # accuracies are means over this share of the budget, up to the point in question
 
 Policy = tuple[str, str, float]  # variant, preset, learning rate
@@ -96,20 +95,19 @@ class Runs:
     def lrs(self, variant: str) -> list[float]:
         return sorted({key[2] for key in self.cells if key[0] == variant})
 
-    def best_lr(self, variant: str, preset: str) -> float | None:
-        """The learning rate of the highest final accuracy over the seeds that all rates have; None: not measured.
+    def rates(self, variant: str, preset: str) -> list[float]:
+        """Learning rates that a policy ran at."""
+        return [lr for lr in self.lrs(variant) if self.seeds(variant, preset, lr)]
 
-        A rate with fewer than ENOUGH seeds is left out if another has more.
+    def best_lr(self, variant: str, preset: str) -> float | None:
+        """The learning rate of the highest final accuracy; None: not measured.
+
+        Each rate is held against the one that ran most often, over the runs that both have.
         """
-        seeds = {lr: self.seeds(variant, preset, lr) for lr in self.lrs(variant)}
-        most = max((len(s) for s in seeds.values()), default=0)
-        if most == 0:
-            return None
-        seeds = {lr: s for lr, s in seeds.items() if len(s) >= min(most, ENOUGH)}
-        common = sorted(set.intersection(*map(set, seeds.values()))) or None
-        return max(
-            seeds, key=lambda lr: np.mean([self.final((variant, preset, lr, s)) or 0.0 for s in common or seeds[lr]])
-        )
+        rates = self.rates(variant, preset)
+        most = max(rates, key=lambda lr: len(self.seeds(variant, preset, lr)), default=None)
+        leads = {lr: self.less((variant, preset, lr), (variant, preset, most)) for lr in rates}
+        return max((lr for lr in rates if leads[lr]), key=lambda lr: np.mean(leads[lr]), default=None)
 
     def pairs(self, one: Policy, other: Policy) -> list[int]:
         """Seeds that both policies have, from the same start."""

@@ -86,6 +86,28 @@ def test_what_the_runs_say(data) -> None:
     assert runs.less(("base", "full", 2e-3), ("base", "grpo", 1e-3)) == pytest.approx([0.285, 0.295, 0.304], abs=0.01)
 
 
+def test_learning_rates_are_compared_over_the_runs_that_both_have() -> None:
+    def ends(lr: float, *found: tuple[int, str, float]) -> dict:
+        return {
+            ("base", "grpo", lr, seed): {"curve": [[0, at], [100, at]], "start": start} for seed, start, at in found
+        }
+
+    often = ends(1e-5, *((seed, "a", 0.1 * seed) for seed in range(4)))
+    for other, best in {
+        (9, "a", 0.9): 1e-5,  # a seed that the usual rate does not have
+        (3, "b", 0.9): 1e-5,  # another start
+        (0, "a", 0.1): 2e-5,  # below the usual rate's mean, above its run
+    }.items():
+        runs = tables.Runs(
+            {**often, **ends(2e-5, other)},
+            ["rollouts", "held_out"],
+            {"base": 100},
+            ["grpo"],
+            lambda cell: cell["start"],
+        )
+        assert runs.best_lr("base", "grpo") == best
+
+
 def test_every_number_comes_from_the_json(data, tmp_path) -> None:
     results, page, front = tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "README.md"
     results.mkdir()
