@@ -283,7 +283,7 @@ def ends(runs: Runs) -> list[str]:
     rates = runs.lrs("128")
     for name in runs.measured("128"):
         at = {lr: [("128", name, lr, seed) for seed in runs.seeds("128", name, lr)] for lr in rates}
-        final = [f"{pm([runs.final(key) for key in keys])} ({len(keys)})" for keys in at.values()]
+        final = [f"{pm([runs.final(key) for key in keys])} ({len(keys)})" if keys else "–" for keys in at.values()]
         if (lr := runs.best_lr("128", name)) is not None:
             cells = [runs.cells[key] for key in at[lr]]
             told = [pm([cell["ends"][w][1] for cell in cells], "{:.2f}") for w in ENDS]
