@@ -57,7 +57,7 @@ JUDGED = [
     "## How it is judged",
     "",
     "* **Equal generated rollouts.** In a pool every run generates as many rollouts as GRPO, dropped and aborted ones "
-    "included, and makes the same number of optimizer updates a step.",
+    "included, and makes the same number of optimizer updates a step (*epochs2*: twice as many).",
     "* **Held-out accuracy** of prompts that were never trained on. *Pretrained*: SmolLM2-135M on verl and vLLM, 8 sampled "
     "answers to each question. *Real*: a model of 0.12 million parameters on verl and vLLM; *tiny*: the same size in one "
     "process; both by exact pass rates. Accuracies are means over the last tenth of a run.",
@@ -69,7 +69,8 @@ JUDGED = [
     "that shares none with GRPO's runs is not in the table.",
     "* **Rollouts a step**: generated, as a share of those that GRPO generates for the same number of optimizer updates.",
     "* **Tokens trained**: as a share of those that verl's own GRPO trains, which are all that it generates.",
-    "* **Learning rate**: each policy's best, chosen on the seeds that ran at all of its rates. Each pool names the policies "
+    "* **Learning rate**: each policy's best. Each rate is compared with the one that has the most runs, over the seeds and "
+    "starting weights that both have. Each pool names the policies "
     "without a second one; on the pretrained model these have the best of 128 rollouts a step, and half of it with two "
     "epochs. A policy is in a table once it has three seeds at its best rate. Options of `solo` were chosen on other seeds (20 and up, `results/choose_torch.json`).",
     "* **Baselines**: GRPO with groups of 2 and 4 and the same rollouts a step (`grpo-2`, `grpo-4`), of 16 (*halved16*), with a "
@@ -85,8 +86,8 @@ JUDGED = [
     "* **Versions.** Rows of the papers' presets, of `full`, of ingredients and of `oracle` in the *real* and *tiny* pools were "
     "measured with 0.1.0, which generated in rounds (`dapo`: as many prompts as were missing). Measured since, in one process: "
     "`aero`, both forms of `pilot_commit`, `greso-tight` and *nothing right at first*. Each cell's JSON names its version. "
-    "Rows of `solo` and `spo` in the *real* and held-back pools, and those with thinned rows, "
-    "were measured before the weight of a data source faded with a prompt's visits. Commands that are gone are in the "
+    "Rows of `solo` and `spo` in the *real* pools, *offset*, *128 prompts* and *4,096 rollouts a step*, and those with thinned "
+    "rows, were measured before the weight of a data source faded with a prompt's visits. Commands that are gone are in the "
     "[last section](#studies-whose-code-has-left-the-tree). `full` "
     f"is short for `+adaptive={' '.join(FULL['full'])}`. `oracle` sees exact pass rates: a bound, not a method.",
     "",
@@ -312,8 +313,8 @@ def plain(runs: Runs) -> list[str]:
                 key, "held_out"
             )
             said.append(
-                f"seed {key[3]}: over {len(at)} validations `grpo` is {apart.mean():+.3f} above it on average and "
-                f"{np.abs(apart).max():.3f} apart at most"
+                f"seed {key[3]}: over {len(at)} validations the accuracy of `grpo` minus its own is {apart.mean():+.3f} on "
+                f"average, and at most {np.abs(apart).max():.3f} in size"
             )
     if not said:
         return []
