@@ -144,6 +144,17 @@ def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
     assert len(shares) == 5 and all(float(two) < float(one) for one, _, two in shares)
 
 
+def test_pilot_commit_gains_nothing_from_a_rate_above_grpos_best() -> None:
+    """docs/papers.md: no reason for it to end below GRPO, and none to raise it."""
+    runs = grid_runs(json.loads((RESULTS / "pilots.json").read_text()))
+    forms = ("pilot_commit", "pilot_commit-pipelined")
+    assert {runs.best_lr("base", preset) for preset in ("grpo", *forms)} == {1e-3}
+    for form in forms:
+        assert np.mean(runs.less(("base", form, 1e-3), ("base", "grpo", 1e-3))) < 0
+        assert np.mean(runs.less(("base", form, 2e-3), ("base", form, 1e-3))) < 0
+    assert "raise the learning rate" not in (RESULTS.parents[1] / "docs" / "papers.md").read_text()
+
+
 def test_seconds_of_a_step_name_their_own_seeds() -> None:
     """Six runs of `dapo` end, and three of them are from a start that GRPO had, too."""
     rows = sections.ends(report.training_runs(RESULTS)["pretrained"])
