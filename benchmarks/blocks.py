@@ -48,10 +48,17 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
                 )
     return [
         *table(["pool and method", "rollouts to GRPO's accuracy", "accuracy difference"], rows),
+        *grpo_itself(found),
         *pretrained_step(runs),
         *pretrained_rate(runs),
         "[Beside verl's own GRPO](docs/solo.md#what-a-step-costs).",
     ]
+
+
+def grpo_itself(found: Found) -> list[str]:
+    """Where GRPO first has its own final accuracy: before its end, since accuracies waver."""
+    at = [made["grpo"].of_grpo or 1.0 for pool, made in found.items() if _shown(pool)]
+    return [f"GRPO itself first reaches that accuracy at {min(at):.2f} to {max(at):.2f}, by pool."] if at else []
 
 
 def pretrained_thin(runs: Mapping[str, Runs]) -> str:
@@ -149,6 +156,7 @@ DROPPING = ("greso", "pilot_commit", "dapo")
 #: Situation, what to take, and the pool and policy that measure it.
 SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("verifiable rewards, a pretrained model", "[`solo`](solo.md)", "pretrained/128", "solo"),
+    ("the same, ten other data sets", "[`solo`](solo.md)", "pretrained/others", "solo"),
     ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
     ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
     ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),
@@ -198,7 +206,7 @@ def choosing(found: Found) -> list[str]:
 
 
 #: Of these, the ones that the README has, too.
-COMMON = ("training is the bottleneck", "nearly every group is informative", "a critic")
+COMMON = ("training is the bottleneck", "a critic")
 
 
 def situations(found: Found) -> list[str]:
@@ -235,6 +243,7 @@ def solo_block(found: Found, runs: Mapping[str, Runs]) -> list[str]:
         "brackets; bold: significant; [how it is judged, and all policies](../benchmarks/RESULTS.md#how-it-is-judged)):",
         "",
         *table(["pool", *TO_TARGET.values(), *AT_THE_END.values()], rows),
+        *(f"- {line}" for line in grpo_itself(found)),
         *(f"- {line} A lower one may suit it better." for line in pretrained_rate(runs)),
     ]
 

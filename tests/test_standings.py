@@ -183,6 +183,8 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "above REINFORCE in none of them." in " ".join(blocks.gain_note({"real/base": of}))
     front = blocks.evidence({"real/base": of}, {})
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
+    (itself,) = [line for line in front if line.startswith("GRPO itself")]
+    assert itself.endswith("at 1.00 to 1.00, by pool.") and f"- {itself}" in blocks.solo_block({"real/base": of}, {})
     assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}, {}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
