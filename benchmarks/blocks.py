@@ -66,8 +66,12 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
     if "pretrained" not in runs or not (ratios := step_ratios(runs["pretrained"], "solo-thin")["trained"]):
         return ""
     made = runs["pretrained"]
-    gains = made.less(*(("128", preset, made.best_lr("128", preset)) for preset in ("solo-thin", "grpo")))
-    return f"With `thin` it trains {np.mean(ratios):.2f} ×; accuracy minus GRPO's: {difference(gains)} ({len(gains)} seeds). "
+    thin, solo, grpo = (("128", preset, made.best_lr("128", preset)) for preset in ("solo-thin", "solo", "grpo"))
+    gains, whole = made.less(thin, grpo), made.less(solo, grpo)
+    return (
+        f"With `thin` it trains {np.mean(ratios):.2f} ×; accuracy minus GRPO's: {difference(gains)} ({len(gains)} seeds), without: "
+        f"{difference(whole)} ({len(whole)}). "
+    )
 
 
 def pretrained_rate(runs: Mapping[str, Runs]) -> list[str]:
@@ -427,8 +431,8 @@ def aims_note(
     )
     return (
         f"**Goals.** *At most {AIMS['thin']:.0%} of the tokens trained*: `thin` trains {min(few):.2f} to {max(few):.2f} in {len(few)} pools "
-        f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; the accuracy differs "
-        f"significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: "
+        f"and {min(many):.2f} to {max(many):.2f} in {len(many)}, so it is an option and not the default; in one process the "
+        f"accuracy differs significantly in {differ or 'none'}. *A step of at most {AIMS['step']} times `+adaptive=grpo`'s*: "
         f"{'reached' if statistics.mean(step_ratios_in(quickstart['results'], 'solo', group)) <= AIMS['step'] else 'missed'} in the quickstart "
         f"({step_ratio(quickstart['results'], 'solo', group)}), open with "
         f"longer answers ({_long_ratio(long, 'step', '`grpo`')} and {_long_ratio(long, 'step', '`grpo`', THINNED)}; where half of the answers get lost, "

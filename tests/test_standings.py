@@ -14,7 +14,7 @@ from benchmarks.claims import claims
 from benchmarks.presets import INGREDIENTS
 from benchmarks.runs import Runs
 from benchmarks.standings import POOL_NAMES, POOLS, all_standings, grid_runs, less, standings
-from verl_adaptive.significance import significant
+from verl_adaptive.significance import interval, significant
 
 BUDGET = 1000
 
@@ -142,6 +142,17 @@ def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
     rows = sections.two_epochs(grid_runs(json.loads((RESULTS / "train_torch.json").read_text())))
     shares = [line.split(" | ")[2:5] for line in rows if "| 0.0005 |" in line]
     assert len(shares) == 5 and all(float(two) < float(one) for one, _, two in shares)
+
+
+def test_what_thinned_rows_cost_is_told_beside_the_gain_without() -> None:
+    """docs/solo.md says that less of it is left on the pretrained model."""
+    runs = report.training_runs(RESULTS)
+    made = all_standings(runs)["pretrained/128"]
+    thin, solo = (sections.counted(made[name]) for name in ("solo-thin", "solo"))
+    text = blocks.pretrained_thin(runs)
+    assert text.index(thin.partition(" (")[0]) < text.index(f"without: {solo}")
+    (less_of, half), (whole, other) = (interval(list(made[name].gains.values())) for name in ("solo-thin", "solo"))
+    assert less_of + half < whole - other
 
 
 def test_pilot_commit_gains_nothing_from_a_rate_above_grpos_best() -> None:
