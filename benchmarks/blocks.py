@@ -234,8 +234,8 @@ TO_TARGET = {"solo": "`solo`", "reinforce": "REINFORCE", "grpo-4": "GRPO, groups
 AT_THE_END = {"solo": "accuracy, `solo`", "reinforce": "accuracy, REINFORCE"}
 
 
-def solo_block(found: Found, runs: Mapping[str, Runs]) -> list[str]:
-    """`solo` beside the fair baselines: a row a pool."""
+def solo_block(found: Found, runs: Mapping[str, Runs], second: Sequence[str] = ()) -> list[str]:
+    """`solo` beside the fair baselines: a row a pool; below it what is known of the second pretrained model."""
     rows = []
     for pool, made in found.items():
         if "solo" in made and _shown(pool):
@@ -249,6 +249,7 @@ def solo_block(found: Found, runs: Mapping[str, Runs]) -> list[str]:
         *table(["pool", *TO_TARGET.values(), *AT_THE_END.values()], rows),
         *(f"- {line}" for line in grpo_itself(found)),
         *(f"- {line} A lower one may suit it better." for line in pretrained_rate(runs)),
+        *wrap("".join(f"- {line}" for line in second if line), 118, subsequent_indent="  ", break_on_hyphens=False),
     ]
 
 

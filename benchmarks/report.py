@@ -137,7 +137,8 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     made: list[tuple[Path, str, list[str]]] = []
     docs = results_page.parent.parent / "docs"
     if found:
-        made += [(docs / "solo.md", "measured", blocks.solo_block(found, runs))]
+        second = sections.gemma(pretrained_runs(read(results, "pretrained.jsonl") or []))
+        made += [(docs / "solo.md", "measured", blocks.solo_block(found, runs, second))]
         made += [(docs / "solo.md", "gain", blocks.gain_note(found))]
         made += [(docs / "choosing.md", "measured", blocks.choosing(found))]
         made += [(readme_page, "benchmark", blocks.evidence(found, runs))]

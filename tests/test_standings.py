@@ -128,7 +128,7 @@ def test_the_versions_are_those_that_the_page_tells() -> None:
 
 
 def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
-    """`solo` beside `full`, groups of 4 beside 8, and two epochs at 5e-4."""
+    """`solo` beside `full`, groups of 4 beside 8, entropy of the same starts, and two epochs at 5e-4."""
     found = all_standings(report.training_runs(RESULTS))
     both = {pool: made for pool, made in found.items() if {"solo", "full"} <= set(made)}
     gaps = [less(made["solo"], made["full"]) for made in both.values()]
@@ -139,6 +139,12 @@ def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
     )
     fours = [list(made["grpo-4"].gains.values()) for made in found.values() if "grpo-4" in made]
     assert sum(significant(gains) and sum(gains) > 0 for gains in fours) == 2
+    runs = report.training_runs(RESULTS)["pretrained"]
+    for policy in (("128", preset, runs.best_lr("128", preset)) for preset in ("solo", "reinforce")):
+        grpo = ("128", "grpo", runs.best_lr("128", "grpo"))
+        pairs = [[runs.cells[(*one, seed)] for one in (policy, grpo)] for seed in runs.pairs(policy, grpo)]
+        more = [mine["ends"]["entropy"][1] - theirs["ends"]["entropy"][1] for mine, theirs in pairs]
+        assert significant(more) and np.mean(more) > 0
     rows = sections.two_epochs(grid_runs(json.loads((RESULTS / "train_torch.json").read_text())))
     shares = [line.split(" | ")[2:5] for line in rows if "| 0.0005 |" in line]
     assert len(shares) == 5 and all(float(two) < float(one) for one, _, two in shares)
@@ -214,6 +220,7 @@ def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:
     assert blocks.pretrained_rate(runs) == [] and blocks.pretrained_rate({}) == []
     text = "".join(sections.gemma(runs["pretrained"]))
     assert "`grpo` 0.286 at 0.001 (2); `solo` 0.286 at 0.001 (1)." in text, text
+    assert text in " ".join(" ".join(blocks.solo_block({}, {}, [text])).split())
 
 
 def test_verls_own_grpo_is_told_beside_ours_of_the_same_seed() -> None:
