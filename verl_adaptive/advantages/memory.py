@@ -15,7 +15,7 @@ steps after the group was submitted and before it trains; the prompt has no othe
 nothing but the source's latest move.
 
 *Scale.* Advantages are divided by the run's :class:`~verl_adaptive.stats.scale.RunningScale`, not by a prompt's own
-deviation √(v (1 − v)), which costs accuracy (docs/solo.md), and are at most 8 in size. ``scale=whiten`` is SPO's: less the
+deviation √(v (1 − v)), and are at most 8 in size. ``scale=whiten`` is SPO's: less the
 batch's mean, divided by its deviation. Either is one number for all prompts, so Dr. GRPO's
 ``algorithm.norm_adv_by_std_in_grpo=false``, which is about a group's own deviation, has nothing to turn off here.
 
