@@ -30,14 +30,14 @@ HELD_BACK = ("tiny/offsets", "tiny/pool128", "tiny/batch512")
 
 def _shown(pool: str) -> bool:
     """Not the pools of the tiny model that the real pipeline has, too."""
-    return not pool.startswith("tiny/") or pool in ("tiny/onepass", "tiny/noise", *HELD_BACK)
+    return pool not in ("tiny/base", "tiny/sparse")
 
 
 def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
     """The README's table: pool and method, rollouts to GRPO's accuracy, accuracy difference; and what a step of `solo` takes."""
     rows = []
     for pool, made in found.items():
-        if not _shown(pool) or pool in ("real/large", "tiny/noise"):  # docs/solo.md has them
+        if not _shown(pool) or pool in ("real/large", "tiny/noise", "tiny/zero"):  # docs/solo.md has them
             continue
         best = made["grpo"].best_grpo
         for name in ("solo",) if pool in HELD_BACK else dict.fromkeys(("solo", "reinforce", best)):

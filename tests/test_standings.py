@@ -161,6 +161,15 @@ def test_what_thinned_rows_cost_is_told_beside_the_gain_without() -> None:
     assert less_of + half < whole - other
 
 
+def test_the_page_of_solo_has_every_pool_but_those_that_ran_on_verl_too() -> None:
+    """The pool where REINFORCE is ahead was on no page but RESULTS.md."""
+    page = (RESULTS.parents[1] / "docs" / "solo.md").read_text()
+    for pool, found in all_standings(report.training_runs(RESULTS)).items():
+        assert (f"| {POOL_NAMES[pool]} |" in page) == ("solo" in found and pool not in ("tiny/base", "tiny/sparse")), (
+            pool
+        )
+
+
 def test_pilot_commit_gains_nothing_from_a_rate_above_grpos_best() -> None:
     """docs/papers.md: no reason for it to end below GRPO, and none to raise it."""
     runs = grid_runs(json.loads((RESULTS / "pilots.json").read_text()))
