@@ -76,21 +76,21 @@ CLAIMS = (
 
 
 def verdict(claim: Claim, values: Sequence[float]) -> str:
-    """*confirmed*, *smaller*, *refuted* or *not told*.
+    """*confirmed*, *smaller*, *refuted* or *undecided*.
 
     >>> verdict(CLAIMS[1], [1.8, 1.9, 1.85]), verdict(CLAIMS[1], [1.2, 1.22, 1.21]), verdict(CLAIMS[1], [0.9, 1.1, 1.0])
     ('confirmed', 'smaller', 'refuted')
     >>> verdict(CLAIMS[1], [0.5, 2.5, 1.5]), verdict(CLAIMS[1], [3.0, 3.0])
-    ('not told', 'not told')
+    ('undecided', 'undecided')
     """
     if len(values) < LEAST_SEEDS:
-        return "not told"
+        return "undecided"
     mean, half = interval(values)
     if mean - half >= claim.least:
         return "confirmed"
     if mean + half < claim.least:
         return "smaller" if mean - half > claim.none else "refuted"
-    return "not told"
+    return "undecided"
 
 
 def _free(runs: Mapping[str, Runs]) -> str:
@@ -133,7 +133,8 @@ def claims(runs: Mapping[str, Runs]) -> list[str]:
         "needs to its own final accuracy, by those of the method; a method that never gets there counts with the whole budget. "
         "*Compute*: 2 a token generated and 6 a token trained, beside verl's GRPO, which trains all that it generates. "
         "*Confirmed*: the interval lies above the least of the paper's figures. *Smaller*: above no gain and below the paper's. "
-        "*Refuted*: below the paper's, and no gain within it. *Not told*: too wide, or fewer than three seeds. Our `dapo` asks for "
+        "*Refuted*: below the paper's, and no gain within it. *Undecided*: the interval is too wide, or there are "
+        "fewer than three seeds. Our `dapo` asks for "
         "what it expects to need, not for the fixed requests of GRESO's dynamic sampling. The "
         "papers' models of 1.5–14 billion parameters and groups of up to 128 are out of reach here, and so are their seconds. "
         f"{_free(runs)}",

@@ -213,7 +213,7 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert itself.endswith("at 1.00 to 1.00, by pool.") and f"- {itself}" in blocks.solo_block({"real/base": of}, {})
     assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}, {}))
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
-    assert "-0.000 ± 0.26" in told and told.endswith("(3) | not told |"), told
+    assert "-0.000 ± 0.26" in told and told.endswith("(3) | undecided |"), told
     (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | compute")]
     assert "0.38 ± 0.00" in told and told.endswith("(3) | smaller |"), told  # half of the tokens train: 1 - (2 + 3) / 8
 
