@@ -20,7 +20,7 @@ from benchmarks.sections import (
     step_ratios,
     thinned_pools,
 )
-from benchmarks.standings import POOL_NAMES, Standing, less
+from benchmarks.standings import POOL_NAMES, less
 from verl_adaptive.commands.parts import describe
 from verl_adaptive.significance import significant
 
@@ -334,15 +334,8 @@ def _long_ratio(long: Row, what: str, other: str, arm: str = "`solo`") -> str:
     return pm([mine[what] / theirs[what] for mine, theirs in zip(steps[arm], steps[other], strict=True)], "{:.2f}")
 
 
-def step_cost(
-    clock: Row,
-    made: Mapping[str, Standing],
-    quickstart: Row,
-    messages: Row,
-    thin: Runs,
-    runs: Mapping[str, Runs],
-) -> list[str]:
-    """What a step costs beside GRPO's: tokens and seconds measured, and an estimate for several GPUs.
+def step_cost(clock: Row, quickstart: Row, messages: Row, runs: Mapping[str, Runs]) -> list[str]:
+    """What a step costs beside GRPO's: rollouts and seconds of the quickstart, and an estimate for several GPUs.
 
     ``messages`` has the quickstart with thinned rows, too.
     """
@@ -360,19 +353,22 @@ def step_cost(
         low, high = (f"{end:.2f}" for end in ends)
         return [name, "1.00", f"{trained:.2f}", measured, low if low == high else f"{low} to {high}"]
 
-    trained = thinned_pools(thin, "solo-thin")["base"][0]
-    ratios = [step_ratio(quickstart["results"], "solo", group), step_ratio(messages["together"], THIN, group)]
+    def trained(found: Sequence[Row], preset: str) -> float:
+        same = [r for r in found if (r["preset"], r["n"]) == (preset, group)]
+        return statistics.mean(r["trained"] / r["generated"] for r in same)
+
+    results, together = quickstart["results"], messages["together"]
     rows = [
         row("verl's own GRPO", 1.0, 1.0, ""),
-        row("`+adaptive=grpo`", 1.0, made["grpo"].trained, "1.00"),
-        row("`+adaptive=solo`", decode, made["solo"].trained, ratios[0]),
-        row("`solo` with `adaptive.advantage.thin=1`", decode, trained, ratios[1]),
+        row("`+adaptive=grpo`", 1.0, trained(results, "grpo"), "1.00"),
+        row("`+adaptive=solo`", decode, trained(results, "solo"), step_ratio(results, "solo", group)),
+        row(f"`solo` with `{THIN.split()[1]}`", decode, trained(together, THIN), step_ratio(together, THIN, group)),
     ]
-    heads = ["", "tokens generated", "tokens trained", "step on two CPU cores", "step on 8 GPUs, estimated"]
+    heads = ["", "rollouts generated", "rollouts trained", "step on two CPU cores", "step on 8 GPUs, estimated"]
     text = (
-        f"Tokens are shares of verl's own GRPO's. The step on two CPU cores is the quickstart's, of "
+        f"Rollouts are shares of verl's own GRPO's. They and the step on two CPU cores are the quickstart's, of "
         f"{first['generated'] / first['steps']:.0f} very short answers. For 8 GPUs generation is assumed to be {SHARES[0]:.0%} to "
-        f"{SHARES[1]:.0%} of GRPO's step and to take what the [clock](simulate.md#the-clock) says; the rest follows the tokens "
+        f"{SHARES[1]:.0%} of GRPO's step and to take what the [clock](simulate.md#the-clock) says; the rest follows the rollouts "
         f"that train. {' '.join(pretrained_step(runs))} {pretrained_thin(runs)}"
         "[Where the time goes](../benchmarks/RESULTS.md#long-answers-on-the-real-pipeline)."
     )

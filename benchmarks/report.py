@@ -153,11 +153,9 @@ def pages(results: Path, results_page: Path, readme_page: Path) -> dict[Path, st
     if clock:
         made.append((docs / "order.md", "clock", blocks.async_table(clock)))
         made.append((readme_page, "cost", blocks.cost(clock, long, found)))
-    quickstart, thin = read(results, "quickstart.json"), read(results, "thin.json")
-    messages = read(results, "status_messages.json")
-    real = found.get("real/base", {})
-    if clock and quickstart and thin and messages and "solo" in real:
-        lines = blocks.step_cost(clock, real, quickstart, messages, grid_runs(thin), runs)
+    quickstart, messages = read(results, "quickstart.json"), read(results, "status_messages.json")
+    if clock and quickstart and messages:
+        lines = blocks.step_cost(clock, quickstart, messages, runs)
         made.append((docs / "solo.md", "step", lines))
     if (data := read(results, "driver.json")) and (queue := read(results, "prompt_cost.json")):
         made.append((docs / "solo.md", "driver", blocks.driver_note(data, queue)))

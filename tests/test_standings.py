@@ -170,6 +170,20 @@ def test_the_page_of_solo_has_every_pool_but_those_that_ran_on_verl_too() -> Non
         )
 
 
+def test_a_steps_rows_are_of_one_benchmark() -> None:
+    """GRPO trained 53 % of one pool's tokens, and thinned rows stood beside it with 61 % of another's, where GRPO trains 40 %."""
+    files = ("clock.json", "quickstart.json", "status_messages.json")
+    found = [json.loads((RESULTS / name).read_text()) for name in files]
+    grpo, thin = (
+        sum(r["trained"] for r in rows if r["preset"] == preset and r["n"] == 8)
+        / sum(r["generated"] for r in rows if r["preset"] == preset and r["n"] == 8)
+        for preset, rows in (("grpo", found[1]["results"]), (blocks.THIN, found[2]["together"]))
+    )
+    lines = blocks.step_cost(*found, {})
+    assert any(line.startswith(f"| `+adaptive=grpo` | 1.00 | {grpo:.2f} | 1.00 |") for line in lines)
+    assert any(line.startswith(f"| `solo` with `adaptive.advantage.thin=1` | 1.00 | {thin:.2f} |") for line in lines)
+
+
 def test_pilot_commit_gains_nothing_from_a_rate_above_grpos_best() -> None:
     """docs/papers.md: no reason for it to end below GRPO, and none to raise it."""
     runs = grid_runs(json.loads((RESULTS / "pilots.json").read_text()))
