@@ -137,6 +137,10 @@ def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
         np.mean(gap) > 0 and made["solo"].final > made["full"].final
         for gap, made in zip(gaps, both.values(), strict=True)
     )
+    alone = ("solo", "reinforce", "spo", "sao", "oracle")  # rollouts by themselves, and a bound
+    for pool, made in both.items():
+        ends = {name: np.mean(list(s.gains.values())) for name, s in made.items() if not name.startswith(alone)}
+        assert (max(ends, key=lambda name: ends[name]) == "full") == pool.endswith("/sparse")
     fours = [list(made["grpo-4"].gains.values()) for made in found.values() if "grpo-4" in made]
     assert sum(significant(gains) and sum(gains) > 0 for gains in fours) == 2
     runs = report.training_runs(RESULTS)["pretrained"]
