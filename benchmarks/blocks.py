@@ -184,10 +184,7 @@ UNMEASURED = (
         "[`solo`](solo.md) with `adaptive.allocator.n=4`: prefill is shared in a group",
     ),
     ("a judge that changes, a reward that drifts", "[`grpo`](#grpo) or [`dapo`](#dapo)"),
-    (
-        "training is the bottleneck",
-        "[`grpo`](#grpo): the same gradient from fewer tokens; or `solo` with `adaptive.advantage.thin=1`",
-    ),
+    ("training is the bottleneck", "[`grpo`](#grpo): the same gradient from fewer tokens"),
     ("a critic", "[`sao`](solo.md#sao)"),
     ("an estimator of your own", "[`dapo`](#dapo) with `adaptive/sampler=mixed`"),
     ("a comparison with a paper", "the paper's preset, as published"),
