@@ -217,6 +217,23 @@ def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypat
     assert after.under_way == before.under_way == 0 and after.expected() == before.expected() == 3
 
 
+def test_a_checkpoint_without_verls_queue_says_the_ways_out(clean):
+    """verl writes it last, and nowhere but to the local folder: an interrupted save, or a copy, may lack it."""
+    workers = SlowWorkers(order=5)
+    session = session_of(workers, STREAMS["colocate"], **POLICIES["greso"])
+    while not len(session.engine.ready):
+        one_step(session)
+    workers.stop()
+    tq.kv_clear(keys=list(left()), partition_id="train")
+    other = session_of(SlowWorkers(), STREAMS["colocate"], table=session.engine.table, **POLICIES["greso"])
+    other.engine.load_state_dict(session.engine.state_dict())
+    ways = r"trainer\.resume_from_path.* trainer\.v1\.trainer_mode=sync adaptive\.resume\.allow=\[mode\]$"
+    with pytest.raises(AdaptiveError, match=ways):
+        other.load_state_dict(session.state_dict())
+    other.queue.load_state_dict(session.state_dict(), [])  # in sync, where none of them lives on
+    assert not other.queue.submissions
+
+
 def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
     workers = SlowWorkers(order=1, forget=0.6)
     session = session_of(workers, STREAMS["colocate"], stall_timeout=1.0, **POLICIES["grpo"])

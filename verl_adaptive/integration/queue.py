@@ -447,7 +447,11 @@ class Queue:
         reviewed = {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
         lost = reviewed - rows.keys()
         if lost:
-            raise AdaptiveError(f"{len(lost)} rows of open groups are not in the checkpoint's TransferQueue state")
+            raise AdaptiveError(
+                f"{len(lost)} rows of reviewed groups are not in the checkpoint's folder transfer_queue, which verl writes last: "
+                "it was saved or copied in part. Resume from another checkpoint (trainer.resume_from_path), or leave these "
+                "groups behind: trainer.v1.trainer_mode=sync adaptive.resume.allow=[mode]"
+            )
         for part in (part for parts in self._parts.values() for part in parts):
             part.tags = [rows[key] for outputs in part.sessions for key in outputs]
         back = {uid for parts in saved.values() for uid, *_, back in parts if back}
