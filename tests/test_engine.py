@@ -20,6 +20,7 @@ from tests.stats.test_table import equal
 from tests.world import POLICIES, Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
+from verl_adaptive.engine.prompt_source import MAX_PASSES
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
@@ -1196,6 +1197,19 @@ def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
     result = Arrivals(world, 1).step(engine, 1)
     assert all(len(taken.groups) for taken in engine._taken)
     assert {0, 1} < set(result.groups.row[result.trained].tolist())
+
+
+def test_a_step_asks_the_gate_about_so_many_passes_and_no_more_for_each_look():
+    """Else what is turned away gets another chance whenever something comes back, and the gate keeps nothing out."""
+    size = 64
+    p = np.where(np.arange(size) % 10, 1.0, 0.5)
+    parts = ("greso", "fixed", "informative")
+    engine, world = make_stream_engine(*parts, batch=16, p=p, stream=AsyncFacts(warmup=16))
+    arrivals = Arrivals(world)
+    for step in range(1, 8):
+        before = engine.prompt_source.position
+        arrivals.step(engine, step)
+        assert engine.prompt_source.position - before <= (MAX_PASSES + 1) * size
 
 
 def test_the_window_closes_towards_the_end():

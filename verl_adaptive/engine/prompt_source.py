@@ -46,6 +46,7 @@ class PromptSource:
         ahead: int64, read from the stream and not decided about: data-set positions, in stream order.
         position: stream positions that are decided about, since the run began.
         skipped: prompts that the gate turned away in this step.
+        pulled: stream positions that the gate was asked about in this step.
     """
 
     def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, source: PromptStream) -> None:
@@ -58,7 +59,7 @@ class PromptSource:
         self._by_row = np.argsort(self.pool)
         self.queue, self.ahead, self.due = _NONE, _NONE, _NONE
         self.position = 0
-        self.skipped = 0
+        self.skipped = self.pulled = 0
         self._since = (0, 0.0)  # position and passes since when the data set has its size: a resume may change it
 
     @property
@@ -151,11 +152,10 @@ class PromptSource:
             ungated: let the stream through unseen, rather than end the run, if nothing at all is let through.
 
         Returns:
-            Whether the gate let enough through; False after :data:`MAX_PASSES` passes over the data.
+            Whether the gate let enough through; False after :data:`MAX_PASSES` passes over the data in the step.
         """
-        pulled = 0
         while len(self.queue) < wanted:
-            if pulled >= MAX_PASSES * self.source.size:
+            if self.pulled >= MAX_PASSES * self.source.size:
                 # bounded by the data set, not by what was pulled: one request may be larger than the data set
                 unseen = 0
                 while ungated and not len(self.queue) and unseen < self.source.size:
@@ -167,7 +167,7 @@ class PromptSource:
             index = self.pull(wanted - len(self.queue))
             position = self.position + np.arange(len(index), dtype=np.int64)
             self.position += len(index)
-            pulled += len(index)
+            self.pulled += len(index)
             progress.epoch = self.epoch(0)
             passed = answers.admit(self.sampler, self.row_of[index], position, progress)
             ask(self.sampler, "decided", self.row_of[index], passed)
