@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
-from benchmarks.presets import FULL, TIGHT, spelled
+from benchmarks.presets import FULL, TIGHT
 from verl_adaptive.simulate import (
     PEERS,
     ClockConfig,
@@ -111,7 +111,7 @@ def policies() -> list[str]:
 def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
     """One run, by block, policy and seed."""
     name, preset, seed = key
-    block, policy = BLOCKS[name], spelled(preset)
+    block, policy = BLOCKS[name], " ".join(FULL.get(preset, [preset]))
     pool = parse_pool(block.pool)
     if block.learns:
         setting = Setting(block.batch, block.n, block.steps, block.steps * block.batch * block.n)

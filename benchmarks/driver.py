@@ -33,7 +33,7 @@ from torch.utils.data import Dataset, RandomSampler
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
 from benchmarks.cells import load_average, machine, to_json, versions, write_whole
-from benchmarks.presets import FULL, SHIPPED, SOLO
+from benchmarks.presets import SHIPPED, SOLO
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
 from verl_adaptive.engine.shape import step_shape
@@ -53,7 +53,7 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 #: TransferQueue's calls, untimed: the stand-in's own.
 RAW = SimpleNamespace(put=tq.kv_batch_put, clear=tq.kv_clear, list=tq.kv_list)
 OUT = Path(__file__).parent / "results" / "driver.json"
-MEASURED = {**SHIPPED, **FULL, "solo": SOLO["solo"]}
+MEASURED = {**SHIPPED, "solo": SOLO["solo"]}
 N = 16
 WAVES = 20
 TOKENS = 128

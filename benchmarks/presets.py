@@ -6,14 +6,11 @@ from __future__ import annotations
 TIGHT = ["greso", "adaptive.sampler.target=0.05", "adaptive.sampler.p_easy=0.25", "adaptive.sampler.p_hard=0.25"]
 #: Rows of Pilot-Commit were run when commits within the step were its default, and so keep their name and their meaning.
 _ON_POLICY = "adaptive.allocator.form=on_policy"
-_PILOTS = ("adaptive/allocator=pilot_commit", "adaptive/filter=band", _ON_POLICY)
 
-#: The presets as shipped, and DAPO with the round size of GRESO's paper. Rows ``dapo-sized``, ``greso-gate``, ``greso+…`` and
-#: ``pilot_commit-sized`` were run in generation rounds, which commit ff7a59c was the last to have; run again they are in order.
+#: The presets as shipped.
 SHIPPED: dict[str, list[str]] = {
     "grpo": ["grpo"],
     "dapo": ["dapo"],
-    "dapo-sized": ["dapo"],
     "greso": ["greso"],
     "aero": ["aero"],
     "cero": ["cero"],
@@ -29,21 +26,15 @@ FULL: dict[str, list[str]] = {
 INGREDIENTS: dict[str, list[str]] = {
     # one at a time
     "greso-tight": TIGHT,
-    "greso-gate": ["greso"],
-    "greso+keep_all": ["grpo", "adaptive/sampler=greso"],
     "aero-rescue": ["grpo", "adaptive/allocator=aero", "adaptive.refill=false"],
     "aero-reject": ["grpo", "adaptive/filter=aero", "adaptive.refill=false"],
     "aero-beta": ["grpo", "adaptive/advantage=beta"],
     "cero-select": ["cero", "adaptive.sampler.n_max=1"],
     "cero+informative": ["cero", "adaptive/filter=informative"],
-    "pilots": ["dapo", *_PILOTS],
-    "pilot_commit-sized": ["pilot_commit", _ON_POLICY],
+    "pilots": ["dapo", "adaptive/allocator=pilot_commit", "adaptive/filter=band", _ON_POLICY],
     "pilot_commit-pipelined": ["pilot_commit", "adaptive.allocator.form=pipelined"],
     # of several papers together
-    "greso+pilot_commit": ["greso", *_PILOTS],
     "rescue+informative": ["dapo", "adaptive/allocator=aero"],
-    "greso+rescue+informative": ["greso", "adaptive/allocator=aero"],
-    "greso+aero": ["aero", "adaptive/sampler=greso"],
     "mopps+keep_all": ["grpo", "adaptive/sampler=mopps"],
     "mopps+informative": ["dapo", "adaptive/sampler=mopps"],
     "mopps+aero": ["aero", "adaptive/sampler=mopps"],
@@ -55,32 +46,30 @@ INGREDIENTS: dict[str, list[str]] = {
 
 _SPREAD = ("adaptive.batch_unit=rollouts",)
 
-#: The store as the baseline: the preset, what it is made of, and groups of other sizes with the same rollouts a step.
+#: The store as the baseline, beside fair ones: groups of other sizes with the same rollouts a step.
 SOLO: dict[str, list[str]] = {
     "solo": ["solo"],
+    "solo-2": ["solo", "adaptive.allocator.n=2"],
     "spo": ["spo"],
     # one rollout a prompt, and a critic
     "sao": ["sao"],
-    "sao-epoch": ["sao", "adaptive/sampler=epoch"],
     # fair baselines
     "grpo-2": ["grpo", *_SPREAD, "adaptive.allocator.n=2"],
     "grpo-4": ["grpo", *_SPREAD, "adaptive.allocator.n=4"],
     "reinforce": ["grpo", *_SPREAD, "adaptive.allocator.n=1"],
-    "reinforce-spread": ["grpo", *_SPREAD, "adaptive.allocator.n=1", "adaptive/sampler=spread"],
     "dapo-mixed": ["dapo", "adaptive/sampler=mixed"],
-    # groups of other sizes
-    "solo-1": ["solo", "adaptive.allocator.n=1"],
-    "solo-2": ["solo", "adaptive.allocator.n=2"],
+}
+
+#: Ablations: ``solo`` without what it is made of, and with other options.
+SOLO_PARTS: dict[str, list[str]] = {
+    "reinforce-spread": ["grpo", *_SPREAD, "adaptive.allocator.n=1", "adaptive/sampler=spread"],
     "solo-4": ["solo", "adaptive.allocator.n=4"],
-    "solo-8": ["solo", "adaptive.allocator.n=8"],
-    # without what it is made of
     "solo-epoch": ["solo", "adaptive/sampler=epoch"],
     "solo-no_source": ["solo", "adaptive.sampler.prior=all", "adaptive.advantage.prior=all"],
     "solo-no_prompt": ["solo", "adaptive.advantage.strength=1e9"],
     "solo-whiten": ["solo", "adaptive.advantage.scale=whiten"],
     "solo-thin": ["solo", "adaptive.advantage.thin=1"],
     "solo-thin1.5": ["solo", "adaptive.advantage.thin=1.5"],
-    # its options
     "solo-floor.05": ["solo", "adaptive.sampler.floor=0.05"],
     "solo-floor.2": ["solo", "adaptive.sampler.floor=0.2"],
     "solo-draw_sharp": ["solo", "adaptive.sampler.strength=1", "adaptive.sampler.decay=0.95"],
@@ -89,13 +78,3 @@ SOLO: dict[str, list[str]] = {
     "solo-decay.8": ["solo", "adaptive.advantage.decay=0.8"],
     "solo-decay.95": ["solo", "adaptive.advantage.decay=0.95"],
 }
-
-
-def spelled(policy: str) -> str:
-    """A policy as the simulator takes it: ``full`` as the words of its parts, of which those that follow it replace some."""
-    name, *more = policy.split()
-    if name not in FULL:
-        return policy
-    first, *parts = FULL[name]
-    chosen = {word.partition("=")[0]: word for word in (*parts, *more)}
-    return " ".join([first, *chosen.values()])

@@ -49,7 +49,7 @@ from benchmarks.cells import (
     run_script,
     versions,
 )
-from benchmarks.presets import SHIPPED, SOLO
+from benchmarks.presets import SHIPPED, SOLO, SOLO_PARTS
 from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, TASKS, prepare
 
 REPO = Path(__file__).resolve().parents[1]
@@ -59,7 +59,7 @@ RESULTS = REPO / "benchmarks" / "results" / "pretrained.jsonl"
 REINFORCE = "reinforce"
 #: verl without the plugin: its curve should lie over ``grpo``'s.
 PLAIN = "verl"
-PRESETS: dict[str, list[str]] = {**SHIPPED, **SOLO, PLAIN: []}
+PRESETS: dict[str, list[str]] = {**SHIPPED, **SOLO, **SOLO_PARTS, PLAIN: []}
 #: The arms of the comparison, the most wanted first.
 ARMS = ("grpo", "solo", "reinforce", "grpo-4", "greso", "dapo", "aero", "cero", "pilot_commit")
 LRS = (5e-6, 1e-5, 3e-5)

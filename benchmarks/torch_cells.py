@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from benchmarks.cells import Key, cell_id
-from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO
+from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO, SOLO_PARTS
 
 ORACLE = "oracle"
 #: Presets whose name begins so have the batch's mean as baseline: REINFORCE, no memory and no group.
@@ -25,6 +25,7 @@ PRESETS: dict[str, list[str]] = {
     "oracle+full": FULL["full"],
     **INGREDIENTS,
     **SOLO,
+    **SOLO_PARTS,
 }
 #: Settings other than the usual ones; name → settings that differ.
 VARIANTS: dict[str, dict[str, float]] = {

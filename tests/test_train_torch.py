@@ -80,7 +80,7 @@ def test_every_preset_is_in_it() -> None:
 TRAINED = [
     "grpo",
     "dapo",
-    "greso+rescue+informative",
+    "greso-tight",
     "aero",
     "cero",
     "pilots",
