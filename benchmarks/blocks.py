@@ -16,6 +16,7 @@ from benchmarks.sections import (
     difference,
     driver_seconds,
     long_rows,
+    noise_scales,
     share,
     step_ratios,
     thinned_pools,
@@ -58,14 +59,13 @@ def evidence(found: Found, runs: Mapping[str, Runs]) -> list[str]:
 def grpo_itself(found: Found) -> list[str]:
     """Where GRPO first has its own final accuracy: before its end, since accuracies waver."""
     at = [made["grpo"].of_grpo or 1.0 for pool, made in found.items() if _shown(pool)]
-    return [f"GRPO itself first reaches that accuracy at {min(at):.2f} to {max(at):.2f}, by pool."] if at else []
+    return [f"GRPO itself first reaches that accuracy at {min(at):.2f} to {max(at):.2f}, by pool."]
 
 
 def pretrained_thin(runs: Mapping[str, Runs]) -> str:
-    """What thinned rows train and gain on the pretrained model; nothing where they were not run beside GRPO."""
-    if "pretrained" not in runs or not (ratios := step_ratios(runs["pretrained"], "solo-thin")["trained"]):
-        return ""
+    """What thinned rows train and gain on the pretrained model."""
     made = runs["pretrained"]
+    ratios = step_ratios(made, "solo-thin")["trained"]
     thin, solo, grpo = (("128", preset, made.best_lr("128", preset)) for preset in ("solo-thin", "solo", "grpo"))
     gains, whole = made.less(thin, grpo), made.less(solo, grpo)
     return (
@@ -76,18 +76,15 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
 
 def pretrained_rate(runs: Mapping[str, Runs]) -> list[str]:
     """A warning where GRPO's best learning rate on the pretrained model is the lowest that it ran at."""
-    made = runs.get("pretrained")
-    rates = made.rates("128", "grpo") if made else []
-    if not rates or made.best_lr("128", "grpo") != min(rates):
+    made = runs["pretrained"]
+    if made.best_lr("128", "grpo") != min(made.rates("128", "grpo")):
         return []
     return ["GRPO's learning rate on the pretrained model is the lowest tried."]
 
 
 def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:
-    """What a step of `solo` takes on the pretrained model; nothing where it was not run."""
-    found = step_ratios(runs["pretrained"], "solo") if "pretrained" in runs else {}
-    if not found.get("seconds"):
-        return []
+    """What a step of `solo` takes on the pretrained model."""
+    found = step_ratios(runs["pretrained"], "solo")
     text = (
         f"On the pretrained model a step of `solo` generates {np.mean(found['generated']):.2f} ×, trains "
         f"{np.mean(found['trained']):.2f} × and takes {pm(found['seconds'], '{:.2f}')} × what `+adaptive=grpo` does."
@@ -109,45 +106,43 @@ PRESETS = {
 }
 
 
-def cost(clock: Row, long: Row | None, found: Found) -> list[str]:
+def cost(clock: Row, long: Row, found: Found) -> list[str]:
     """Cost of a step, of plain GRPO's: rollouts and generation time as measured on long answers, and the time that the model gives.
 
     Below it: rollouts of the presets that drop groups, as measured where fewer groups are informative.
     """
-    measured = {row["arm"].strip("`"): row for row in (long_rows(long) if long else ())}
+    measured = {row["arm"].strip("`"): row for row in long_rows(long)}
     rows, presets = [], describe()["presets"]
     for preset, page in PRESETS.items():
         about = presets[preset]["about"].rstrip(".")
         about = about[0].lower() + about[1:]
-        entry, mine = clock["policies"].get(preset), measured.get(preset)
+        mine, simulated = measured.get(preset), clock["policies"][preset]["time"]
         told = ["–", "–"] if mine is None else [mine[name].split(" ±")[0] for name in ("rollouts", "gen")]
-        rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{entry['time']:.2f}" if entry else "–"])
+        rows.append([f"[`+adaptive={preset}`](docs/{page}): {about}", *told, f"{simulated:.2f}"])
     heads = ["rollouts a step, measured", "generation time, measured", "generation time, simulated"]
     # the error bars are RESULTS'; the front page says how large they are
     halves = [mine["gen"].split("± ")[1] for preset in PRESETS if (mine := measured.get(preset))]
-    said = ""
-    if halves:
-        said = f"Measured times: ± {min(halves)}–{max(halves)}, where GRPO trains {measured['grpo']['trained']:.0%}. "
-    if sparse := found.get("pretrained/128"):
-        more = [f"`{preset}` {sparse[preset].step:.2f}" for preset in DROPPING if preset in sparse]
-        said += (
-            f"Where GRPO trains {sparse['grpo'].trained:.0%} of what it generates "
-            f"([pretrained](benchmarks/RESULTS.md#pretrained-128-rollouts-a-step)), rollouts a step: {', '.join(more)}."
-        )
+    sparse = found["pretrained/128"]
+    more = [f"`{preset}` {sparse[preset].step:.2f}" for preset in DROPPING]
+    said = (
+        f"Measured times: ± {min(halves)}–{max(halves)}, where GRPO trains {measured['grpo']['trained']:.0%}. "
+        f"Where GRPO trains {sparse['grpo'].trained:.0%} of what it generates "
+        f"([pretrained](benchmarks/RESULTS.md#pretrained-128-rollouts-a-step)), rollouts a step: {', '.join(more)}."
+    )
     return [*table(["preset", *heads], rows), *wrap(said, 118, break_on_hyphens=False)]
 
 
 def measured_costs(long: Row, found: Found) -> dict[str, str]:
     """Preset → what :func:`cost` has of it as measured, for ``doctor``."""
     arms = {row["arm"].strip("`"): row for row in long_rows(long)}
-    sparse, out = found.get("pretrained/128", {}), {}
+    sparse, out = found["pretrained/128"], {}
     for preset in PRESETS:
         if (mine := arms.get(preset)) is not None and preset != "grpo":
             out[preset] = (
                 f"{mine['rollouts']} x GRPO's rollouts and {mine['gen']} x its generation time where "
                 f"GRPO trained {arms['grpo']['trained']:.0%} of what it generated"
             )
-            if preset in DROPPING and preset in sparse:
+            if preset in DROPPING:
                 out[preset] += (
                     f", {sparse[preset].step:.2f} x its rollouts where it trained {sparse['grpo'].trained:.0%}"
                 )
@@ -195,15 +190,12 @@ def choosing(found: Found) -> list[str]:
     """A line a situation: what to take, and what was measured of it and of REINFORCE."""
     rows = []
     for situation, take, pool, name in SITUATIONS:
-        made = found.get(pool, {})
-        standing, beside = made.get(name), made.get("reinforce")
-        told = ["–" if standing is None else share(standing.of_grpo), counted(standing, "–"), counted(beside, "–")]
+        made = found[pool]
+        told = [share(made[name].of_grpo), counted(made[name]), counted(made.get("reinforce"))]
         rows.append([situation, take, *told])
     heads = ["situation", "take", "rollouts to GRPO's accuracy", "accuracy difference (seeds)", "REINFORCE's (seeds)"]
-    first, _, *rest = table(heads, rows)
-    reasoned = ["Not measured; by what each method needs:", "", "| situation | take |", "|:--|:--|"]
-    reasoned += [f"| {situation} | {take} |" for situation, take in UNMEASURED]
-    return [first, "|:--|:--|--:|--:|--:|", *rest, *reasoned]
+    reasoned = ["Not measured; by what each method needs:", "", *table(["situation", "take"], UNMEASURED, left=2)]
+    return [*table(heads, rows, left=2), *reasoned]
 
 
 #: Of these, the ones that the README has, too.
@@ -212,18 +204,12 @@ COMMON = ("training is the bottleneck", "a critic")
 
 def situations(found: Found) -> list[str]:
     """The README's table: the situations of :func:`choosing` with one number each."""
-    rows = []
-    for situation, take, pool, name in SITUATIONS:
-        standing = found.get(pool, {}).get(name)
-        rows.append([situation, take, "–" if standing is None else share(standing.of_grpo)])
+    rows = [[situation, take, share(found[pool][name].of_grpo)] for situation, take, pool, name in SITUATIONS]
     rows += [[situation, take, "–"] for situation, take in UNMEASURED if situation in COMMON]
-    first, _, *rest = table(["your run", "take", "rollouts to GRPO's accuracy"], rows)
-    return [first, "|:--|:--|--:|", *(_from_root(line) for line in rest)]
-
-
-def _from_root(line: str) -> str:
-    """Links of docs/choosing.md, as the README has them."""
-    return line.replace("](#", "](choosing.md#").replace("](", "](docs/")
+    lines = table(["your run", "take", "rollouts to GRPO's accuracy"], rows, left=2)
+    return [
+        line.replace("](#", "](choosing.md#").replace("](", "](docs/") for line in lines
+    ]  # from docs/choosing.md's place
 
 
 #: The columns of docs/solo.md, and their titles. The other forms of GRPO are in RESULTS.md alone.
@@ -238,7 +224,7 @@ def solo_block(found: Found, runs: Mapping[str, Runs], second: Sequence[str] = (
         if "solo" in made and _shown(pool):
             ahead = (made.get(name) for name in TO_TARGET)
             shares = ["–" if standing is None else share(standing.of_grpo) for standing in ahead]
-            rows.append([POOL_NAMES[pool], *shares, *(counted(made.get(name), "–") for name in AT_THE_END)])
+            rows.append([POOL_NAMES[pool], *shares, *(counted(made.get(name)) for name in AT_THE_END)])
     return [
         "Rollouts to GRPO's final accuracy (groups of 8) as a share of the budget, and final accuracy minus GRPO's (seeds in",
         "brackets; bold: significant; [how it is judged, and all policies](../benchmarks/RESULTS.md#how-it-is-judged)):",
@@ -259,8 +245,6 @@ def gain_note(found: Found) -> list[str]:
             both = set(solo) & set(reinforce)
             shares.append(sum(reinforce[seed] for seed in both) / sum(solo[seed] for seed in both))
             ahead += significant(less(made["solo"], made["reinforce"]))
-    if not shares:
-        return []
     text = (
         "Most of the gain is one rollout for each of more prompts: less noise in the gradient. REINFORCE with one rollout a "
         "prompt and the batch's mean as baseline has no memory. It reaches "
@@ -272,23 +256,17 @@ def gain_note(found: Found) -> list[str]:
 
 def noise_note(data: Row, found: Found) -> list[str]:
     """From how many rollouts a step on less noise is worth little, and what was measured with many."""
-    at: dict[tuple[str, int], dict[str, list[float]]] = {}
-    for row in data["rows"]:
-        of = at.setdefault((row["estimator"], row["step"]), {})
-        of.setdefault(row["ground"], []).append(float("inf") if row["rollouts"] is None else row["rollouts"])
 
     def span(estimator: str, step: int) -> str:
-        medians = [statistics.median(values) for values in at[estimator, step].values()]
+        medians = [statistics.median(at[step]) for (_, of), at in noise_scales(data).items() if of == estimator]
         return f"{min(medians):,.0f} to {max(medians):,.0f}"
 
     _, third, end = data["steps"]
-    text = "- In large steps less noise is worth less. "
-    if (large := found.get("tiny/batch512", {}).get("solo")) is not None:
-        text += (
-            f"With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
-            f"{difference(list(large.gains.values()))} above it. "
-        )
-    text += (
+    large = found["tiny/batch512"]["solo"]
+    text = (
+        "- In large steps less noise is worth less. "
+        f"With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
+        f"{difference(list(large.gains.values()))} above it. "
         f"The noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, a third into a run, and "
         f"at {span('grpo', end)} at its end ([measured](../benchmarks/RESULTS.md#gradient-noise))."
     )
@@ -481,10 +459,9 @@ def forms_block(held_back: Runs) -> list[str]:
 def async_table(data: Row) -> list[str]:
     """Generation time one batch ahead, beside ``sync``: simulated, as ratios to GRPO's in ``sync``."""
     rows = []
-    for policy, entry in data["asynchronous"].get("one batch ahead", {}).items():
-        there = data["policies"].get(policy)
-        sync = "–" if there is None else f"{there['time']:.2f}"
-        rows.append([f"`{policy}`", sync, f"{entry['time']:.2f}", f"{entry['age']:.1f}"])
+    for policy, ahead in data["asynchronous"]["one batch ahead"].items():
+        sync = data["policies"][policy]["time"]
+        rows.append([f"`{policy}`", f"{sync:.2f}", f"{ahead['time']:.2f}", f"{ahead['age']:.1f}"])
     return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)
 
 
@@ -492,9 +469,7 @@ def driver_note(data: Row, queue: Row) -> list[str]:
     """What a prompt for each rollout costs the driver and TransferQueue, as limits of `solo`; ``queue`` in milliseconds."""
     found = {(row["preset"], row["rollouts"]): driver_seconds(row) for row in data["rows"]}
     each, prompt = (queue["median"]["together"][what]["controller"] / 1000 for what in ("row", "prompt"))
-    size = max((size for preset, size in found if preset == "solo" and ("grpo", size) in found), default=0)
-    if not size:
-        return []
+    size = max(size for _, size in found)
     text = (
         "The work of verl's driver grows with prompts, that of TransferQueue's only controller with rollouts. "
         f"{size:,} rollouts a step take {found['solo', size]:.1f} processor seconds of the driver (GRPO {found['grpo', size]:.1f}) and "

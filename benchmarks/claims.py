@@ -10,7 +10,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from benchmarks.runs import Key, Runs, pm, table
+from benchmarks.cells import Key
+from benchmarks.runs import Runs, pm, table
 from benchmarks.standings import POOL_NAMES
 from verl_adaptive.significance import LEAST_SEEDS, interval
 
@@ -51,7 +52,7 @@ def speedup(runs: Runs, mine: Key, theirs: Key) -> float:
 
 def saved(runs: Runs, mine: Key, theirs: Key) -> float:
     """Share of the rival's generated tokens, all of which verl trains, that the method does not train."""
-    return 1 - runs.spent(mine, "tokens_trained") / runs.spent(theirs, "tokens_generated")
+    return 1 - runs.trained(mine, theirs)
 
 
 def computed(runs: Runs, mine: Key, theirs: Key) -> float:
@@ -95,11 +96,9 @@ def verdict(claim: Claim, values: Sequence[float]) -> str:
 
 def _free(runs: Mapping[str, Runs]) -> str:
     """What leaving zero-advantage rows out saves, without any method."""
-    name, variant = "real", "base"
-    if name not in runs or (lr := runs[name].best_lr(variant, "grpo")) is None:
-        return ""
-    cells = [(variant, "grpo", lr, seed) for seed in runs[name].seeds(variant, "grpo", lr)]
-    shares = [saved(runs[name], cell, cell) for cell in cells]
+    real = runs["real"]
+    policy = ("base", "grpo", real.best_lr("base", "grpo"))
+    shares = [saved(real, (*policy, seed), (*policy, seed)) for seed in real.seeds(*policy)]
     return f"`+adaptive=grpo` trains {pm(shares, '{:.0%}')} fewer tokens than verl's GRPO ({POOL_NAMES['real/base']}), without any method."
 
 
@@ -113,13 +112,8 @@ def claims(runs: Mapping[str, Runs]) -> list[str]:
     for claim in CLAIMS:
         for pool in POOLS:
             name, _, variant = pool.partition("/")
-            found = runs.get(name)
-            if found is None:
-                continue
-            rates = [found.best_lr(variant, preset) for preset in (claim.method, claim.rival)]
-            if None in rates:
-                continue
-            cells = [(variant, preset, lr) for preset, lr in zip((claim.method, claim.rival), rates, strict=True)]
+            found = runs[name]
+            cells = [(variant, preset, found.best_lr(variant, preset)) for preset in (claim.method, claim.rival)]
             values = [claim.value(found, *((*cell, seed) for cell in cells)) for seed in found.pairs(*cells)]
             if values:
                 told = f"{pm(values, claim.form)} ({len(values)})"

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.cells import Key
 from verl_adaptive.report.arms import Trial
 from verl_adaptive.significance import interval
 
@@ -15,7 +16,6 @@ GRID = 240
 WINDOW = 0.1  # accuracies are means over this share of the budget, up to the point in question
 
 Policy = tuple[str, str, float]  # variant, preset, learning rate
-Key = tuple[str, str, float, int]  # and seed
 
 
 def smoothed(x: np.ndarray, y: np.ndarray, unit: float) -> tuple[np.ndarray, np.ndarray]:
@@ -83,6 +83,10 @@ class Runs:
         """A counter's value where the budget is spent."""
         return float(np.interp(self.budget[key[0]], self.curve(key, "rollouts"), self.curve(key, column)))
 
+    def trained(self, key: Key, base: Key) -> float:
+        """Tokens trained, as a share of those that another run generated."""
+        return self.spent(key, "tokens_trained") / self.spent(base, "tokens_generated")
+
     def needed(self, key: Key, target: float) -> float | None:
         """Rollouts, as a share of the budget, at which the target is reached for the first time; None: never."""
         return Trial(key[3], *self.smooth(key)).needed(target)
@@ -133,11 +137,11 @@ def pm(values: Iterable[float | None], form: str = "{:.3f}") -> str:
     return form.format(mean) if len(known) == 1 else f"{form.format(mean)} ± {form.format(half).lstrip('+')}"
 
 
-def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """A Markdown table: the first column to the left, the others to the right."""
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], left: int = 1) -> list[str]:
+    """A Markdown table: the first column to the left, or the first ``left`` of them, the others to the right."""
     return [
         "| " + " | ".join(head) + " |",
-        "|" + "|".join([":--", *["--:"] * (len(head) - 1)]) + "|",
+        "|" + "|".join([":--"] * left + ["--:"] * (len(head) - left)) + "|",
         *("| " + " | ".join(row) + " |" for row in rows),
         "",
     ]

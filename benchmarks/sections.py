@@ -84,17 +84,17 @@ def difference(values: Sequence[float]) -> str:
     return f"**{text}**" if values and significant(values) else text
 
 
-def counted(standing: Standing | None, empty: str = "") -> str:
+def counted(standing: Standing | None) -> str:
     """A policy's difference from GRPO and, in brackets, its seeds."""
-    return empty if standing is None else f"{difference(list(standing.gains.values()))} ({len(standing.gains)})"
+    return "–" if standing is None else f"{difference(list(standing.gains.values()))} ({len(standing.gains)})"
 
 
 def section(title: str, about: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
-    """A heading, a paragraph if there is one, and a table; nothing where the table would be empty."""
-    return [title, "", *([about, ""] if about else []), *table(head, rows)] if rows else []
+    """A heading, a paragraph and a table."""
+    return [title, "", about, "", *table(head, rows)]
 
 
-def accuracy_table(made: Mapping[str, Standing], names: Iterable[str]) -> list[str]:
+def accuracy_table(made: Mapping[str, Standing], names: Sequence[str]) -> list[str]:
     """One pool: a row a policy."""
     rows = [
         [
@@ -106,8 +106,7 @@ def accuracy_table(made: Mapping[str, Standing], names: Iterable[str]) -> list[s
             "" if "epochs2" in name else f"{s.step:.2f}",  # two versions counted updates of a second epoch differently
             f"{s.trained:.2f}",
         ]
-        for name in names
-        if (s := made.get(name)) is not None
+        for name, s in ((name, made[name]) for name in names)
     ]
     head = ["policy", "seeds", "learning rate", "rollouts to GRPO's accuracy", "accuracy difference"]
     head += ["rollouts a step", "tokens trained"]
@@ -133,11 +132,10 @@ def accuracy(found: Found) -> list[str]:
             "",
             *accuracy_table(made, names),
         ]
-    base = found.get("tiny/base", {})
-    if parts := [name for name in base if name in INGREDIENTS]:
-        lines += ["### The papers' ingredients one at a time, in one process", ""]
-        lines += [*([said.strip(), ""] if (said := one_rate(base, parts)) else []), *accuracy_table(base, parts)]
-    return lines
+    base = found["tiny/base"]
+    parts = [name for name in base if name in INGREDIENTS]
+    lines += ["### The papers' ingredients one at a time, in one process", "", one_rate(base, parts).strip(), ""]
+    return [*lines, *accuracy_table(base, parts)]
 
 
 def one_rate(made: Mapping[str, Standing], names: Sequence[str]) -> str:
@@ -149,10 +147,7 @@ def one_rate(made: Mapping[str, Standing], names: Sequence[str]) -> str:
 
 def ablations(runs: Runs) -> list[str]:
     """What each part and option of `solo` adds, in one process: accuracy minus `solo`'s of the same seed."""
-    lr = runs.best_lr("base", "solo")
-    if lr is None:
-        return []
-    rows = []
+    rows, lr = [], runs.best_lr("base", "solo")
     for name, title in WITHOUT.items():
         if gains := runs.less(("base", name, lr), ("base", "solo", lr)):
             rows.append([title, f"`{name}`", str(len(gains)), difference(gains)])
@@ -187,7 +182,7 @@ def thinned_pools(runs: Runs, name: str) -> dict[str, tuple[float, list[float]]]
     for variant in dict.fromkeys(key[0] for key in runs.cells):
         for lr in runs.lrs(variant):
             one = [(variant, name, lr, seed) for seed in runs.seeds(variant, name, lr)]
-            trained = [runs.spent(key, "tokens_trained") / runs.spent(key, "tokens_generated") for key in one]
+            trained = [runs.trained(key, key) for key in one]
             if gains := runs.less((variant, name, lr), (variant, "solo", lr)):
                 found[variant] = (statistics.mean(trained), gains)
     return found
@@ -243,10 +238,7 @@ def two_epochs(runs: Runs) -> list[str]:
 def step_ratios(runs: Runs, preset: str) -> dict[str, list[float]]:
     """What a step of the pretrained model takes, as ratios to GRPO's of the same seed and start: tokens generated, tokens
     trained, and the median seconds. None where fewer seeds pair than tell anything."""
-    rates = runs.best_lr("128", preset), runs.best_lr("128", "grpo")
-    if None in rates:
-        return {"generated": [], "trained": [], "seconds": []}
-    one, other = ("128", preset, rates[0]), ("128", "grpo", rates[1])
+    one, other = (("128", name, runs.best_lr("128", name)) for name in (preset, "grpo"))
     seeds = runs.pairs(one, other)
     pairs = [(runs.cells[(*one, s)], runs.cells[(*other, s)]) for s in seeds] if len(seeds) >= LEAST_SEEDS else []
     return {
@@ -264,18 +256,17 @@ def ends(runs: Runs) -> list[str]:
     for name in runs.measured("128"):
         at = {lr: [("128", name, lr, seed) for seed in runs.seeds("128", name, lr)] for lr in rates}
         final = [f"{pm([runs.final(key) for key in keys])} ({len(keys)})" if keys else "–" for keys in at.values()]
-        if (lr := runs.best_lr("128", name)) is not None:
-            cells = [runs.cells[key] for key in at[lr]]
-            told = [pm([cell["ends"][w][1] for cell in cells], "{:.2f}") for w in ENDS]
-            seconds = step_ratios(runs, name)["seconds"]
-            took = f"{pm(seconds, '{:.2f}')} ({len(seconds)})" if seconds else "–"
-            rows.append([f"`{name}`", *final, *told, took])
-            loads += [load for cell in cells for load in cell["load"]]
+        cells = [runs.cells[key] for key in at[runs.best_lr("128", name)]]
+        told = [pm([cell["ends"][w][1] for cell in cells], "{:.2f}") for w in ENDS]
+        seconds = step_ratios(runs, name)["seconds"]
+        took = f"{pm(seconds, '{:.2f}')} ({len(seconds)})" if seconds else "–"
+        rows.append([f"`{name}`", *final, *told, took])
+        loads += [load for cell in cells for load in cell["load"]]
     heads = ["policy", *(f"accuracy at {lr:g} (seeds)" for lr in rates), *ENDS.values()]
     return section(
         "### Ends of runs, pretrained, 128 rollouts a step",
         "The runs have several sets of starting weights, so rows cannot be compared with one another. Other work ran on the two "
-        f"cores, too: load averages of {min(loads, default=0):g} to {max(loads, default=0):g}.",
+        f"cores, too: load averages of {min(loads):g} to {max(loads):g}.",
         [*heads, "seconds of a step, of `grpo`'s from the same start (seeds)"],
         rows,
     )
@@ -295,8 +286,6 @@ def plain(runs: Runs) -> list[str]:
                 f"seed {key[3]}: over {len(at)} validations the accuracy of `grpo` minus its own is {apart.mean():+.3f} on "
                 f"average, and at most {np.abs(apart).max():.3f} in size"
             )
-    if not said:
-        return []
     return [f"verl's own GRPO ran without the plugin, too, on the pretrained model ({'; '.join(said)}).", ""]
 
 
@@ -311,8 +300,6 @@ def gemma(runs: Runs) -> list[str]:
             if seeds
         ]
         said.append(f"`{name}` {', '.join(ends)}")
-    if not said:
-        return []
     model = "Gemma 3 270M, with 33,186 tokens of its vocabulary (122 million parameters)"
     return [f"Accuracy at the end of runs of {model}, by learning rate (seeds): {'; '.join(said)}.", ""]
 
@@ -375,7 +362,7 @@ def _clock_rows(data: Row) -> Iterable[Row]:
     """Policies of the model."""
     grpo = data["policies"]["grpo"]
     for policy, e in data["policies"].items():
-        learns = data["learning"].get("mixed", {}).get(policy) or {}
+        learns = data["learning"]["mixed"].get(policy, {})
         name = "verl's `filter_groups`" if policy == "verl_filter_groups" else f"`{policy}`"
         yield {**e, "policy": name, "of": e["begun"] / grpo["begun"], "to_grpo": learns.get("to_grpo")}
 
@@ -427,13 +414,17 @@ def _noise_seeds(data: Row) -> int:
     return len({row["seed"] for row in data["rows"]})
 
 
-def _noise_rows(data: Row) -> Iterable[Row]:
-    """An estimator on a ground: noise scales over seeds at each step."""
+def noise_scales(data: Row) -> dict[tuple[str, str], dict[int, list[float]]]:
+    """Of a ground and an estimator: noise scales over seeds at each step."""
     found: dict[tuple[str, str], dict[int, list[float]]] = {}
     for row in data["rows"]:
         at = found.setdefault((row["ground"], row["estimator"]), {})
         at.setdefault(row["step"], []).append(float("inf") if row["rollouts"] is None else row["rollouts"])
-    for (ground, estimator), steps in found.items():
+    return found
+
+
+def _noise_rows(data: Row) -> Iterable[Row]:
+    for (ground, estimator), steps in noise_scales(data).items():
         told = [f"{statistics.median(v):,.0f} ({min(v):,.0f} to {max(v):,.0f})" for v in steps.values()]
         name = f"`{estimator}`" if " " not in estimator else estimator
         pool = POOL_NAMES[f"tiny/{ground}"].removeprefix("tiny, ")

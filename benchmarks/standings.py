@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pretrained
-from benchmarks.runs import Runs
+from benchmarks.runs import Policy, Runs
 from verl_adaptive.report.arms import median
 
 #: GRPO and its other group sizes, of which the best is named.
@@ -70,7 +70,6 @@ class Standing:
     """A policy in a pool.
 
     Attributes:
-        name: its preset, and the variant unless it is the plain one.
         lr: its best learning rate.
         alone: no other rate has a run of one of its seeds from the same start.
         gains: final accuracy less GRPO's, by seed.
@@ -82,8 +81,6 @@ class Standing:
         greatest: |advantage| of all its runs; 0 where it was not kept.
     """
 
-    name: str
-    preset: str
     lr: float
     alone: bool
     gains: dict[int, float]
@@ -96,7 +93,7 @@ class Standing:
 
 
 def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
-    """Every policy's standing in a pool, by name.
+    """Every policy's standing in a pool, by name: its preset, and the variant unless it is the plain one.
 
     Args:
         runs: of one benchmark.
@@ -125,8 +122,6 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
         rival = (variant, "grpo", at[variant, "grpo"]) if (variant, "grpo") in at else grpo
         if seeds := sorted(set(mine) & set(target)):
             out[_name(plain, variant, preset)] = Standing(
-                _name(plain, variant, preset),
-                preset,
                 lr,
                 not any(runs.pairs(cell, (variant, preset, other)) for other in runs.lrs(variant) if other != lr),
                 {s: mine[s] - target[s] for s in seeds},
@@ -137,7 +132,7 @@ def standings(runs: Runs, variants: tuple[str, ...]) -> dict[str, Standing]:
                     np.mean([_rollouts(runs, cell, s) for s in seeds])
                     / np.mean([_rollouts(runs, rival, s) for s in runs.seeds(*rival)])
                 ),
-                float(np.mean([_trained(runs, (*cell, s), (*grpo, s)) for s in seeds])),
+                float(np.mean([runs.trained((*cell, s), (*grpo, s)) for s in seeds])),
                 max(float(runs.cells[(*cell, s)].get("greatest", 0.0)) for s in seeds),
             )
     return out
@@ -157,20 +152,16 @@ def finals_of(runs: Runs, variant: str, preset: str, lr: float) -> dict[int, flo
     return {seed: runs.final((variant, preset, lr, seed)) or 0.0 for seed in runs.seeds(variant, preset, lr)}
 
 
-def share(runs: Runs, cell: tuple[str, str, float], target: dict[int, float]) -> float | None:
+def share(runs: Runs, cell: Policy, target: dict[int, float]) -> float | None:
     """Rollouts until each seed's target, as a share of the budget: the median seed's; None: never."""
     seeds = sorted(set(runs.seeds(*cell)) & set(target))
     needed = [runs.needed((*cell, seed), target[seed]) for seed in seeds]
     return median([np.inf if x is None else x for x in needed])
 
 
-def _rollouts(runs: Runs, cell: tuple[str, str, float], seed: int) -> float:
+def _rollouts(runs: Runs, cell: Policy, seed: int) -> float:
     """Rollouts generated for an optimizer update."""
     return runs.budget[cell[0]] / runs.spent((*cell, seed), "updates")
-
-
-def _trained(runs: Runs, key: tuple[str, str, float, int], base: tuple[str, str, float, int]) -> float:
-    return runs.spent(key, "tokens_trained") / runs.spent(base, "tokens_generated")
 
 
 def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
@@ -204,7 +195,5 @@ def all_standings(runs: dict[str, Runs]) -> dict[str, dict[str, Standing]]:
     Args:
         runs: by the first half of a pool's name.
     """
-    found = {
-        pool: standings(runs[pool.partition("/")[0]], v) for pool, v in POOLS.items() if pool.partition("/")[0] in runs
-    }
-    return {pool: made for pool, made in found.items() if made}
+    found = {pool: standings(runs[pool.partition("/")[0]], variants) for pool, variants in POOLS.items()}
+    return {pool: made for pool, made in found.items() if made}  # of a pool without runs of GRPO there are none

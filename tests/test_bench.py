@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -18,50 +19,6 @@ pytest.importorskip("pandas")
 from benchmarks import cells, pretrained, report, standings  # noqa: E402
 from benchmarks import runs as tables  # noqa: E402
 
-COLUMNS = ("rollouts", "updates", "held_out", "pool", "tokens_generated", "tokens_trained", "tokens_zero_advantage")
-COLUMNS += ("groups", "informative")
-
-
-def made_cell(preset: str, lr: float, seed: int, end: float, speed: float = 1.0, steps: int = 20) -> dict:
-    """A run whose accuracy rises in a straight line to ``end``; ``speed``: updates a rollout, of GRPO's."""
-    share = np.linspace(0, 1, 11)
-    counters = [share * 1000, share * steps * speed, 0.2 + share * (end - 0.2), 0.3 + share * (end - 0.2)]
-    counters += [share * 5000, share * 2000 * speed, share * 1000, share * 100, share * 50]
-    return {
-        "variant": "base",
-        "preset": preset,
-        "lr": lr,
-        "seed": seed,
-        "command": f'python -m benchmarks.train_torch --cell "base/{preset}/lr={lr:g}/seed={seed}" --check',
-        "curve": np.stack(counters, 1).tolist(),
-        "steps": steps,
-        "rollouts": {"generated": 1000, "trained": 400, "held": 0, "dropped": {"all_wrong": 600}},
-        "seconds": {"all": 1.0},
-        "load": 0.5,
-    }
-
-
-@pytest.fixture
-def data() -> dict:
-    made = [made_cell("grpo", lr, s, 0.6 + s / 100 - 100 * lr) for lr in (1e-3, 2e-3) for s in range(3)]
-    made += [made_cell("full", 2e-3, s, 0.8 + s / 50, speed=2.0) for s in range(3)]
-    made += [made_cell("dapo", 1e-3, s, 0.4, speed=0.5) for s in range(3)]
-    made += [made_cell("oracle+keep_all", 1e-3, s, 0.9) for s in range(2)]
-    return {
-        "machines": [
-            {"cpu": "a processor", "cores": 2, "memory_gib": 4.0, "python": "3.11", "versions": {"torch": "2"}}
-        ],
-        "settings": {
-            **{"steps": 10, "batch": 10, "n": 10, "updates": 2, "pool": 5, "held_out": 6, "layers": 1, "hidden": 2}
-        },
-        "variants": {"base": {}},
-        "presets": {
-            p: {"words": [p], "parts": {"sampler": "x"}} for p in ("grpo", "dapo", "full", "oracle+keep_all", "greso")
-        },
-        "columns": COLUMNS,
-        "cells": made,
-    }
-
 
 def test_interval_is_students() -> None:
     mean, half = interval([1.0, 2.0, 3.0])
@@ -76,8 +33,23 @@ def test_smoothing_is_a_mean_over_the_last_tenth() -> None:
     assert values[0] == 0.0 and values[tables.GRID] == pytest.approx(0.95, abs=0.01)
 
 
-def test_what_the_runs_say(data) -> None:
-    runs = standings.grid_runs(data)
+def test_what_the_runs_say() -> None:
+    def made(preset: str, lr: float, seed: int, end: float) -> dict:
+        """A run whose accuracy rises in a straight line to ``end``."""
+        curve = [[1000 * share, 0.2 + share * (end - 0.2)] for share in np.linspace(0, 1, 11)]
+        return {"variant": "base", "preset": preset, "lr": lr, "seed": seed, "curve": curve}
+
+    found = [made("grpo", lr, seed, 0.6 + seed / 100 - 100 * lr) for lr in (1e-3, 2e-3) for seed in range(3)]
+    found += [made("full", 2e-3, seed, 0.8 + seed / 50) for seed in range(3)]
+    runs = standings.grid_runs(
+        {
+            "settings": {"steps": 10, "batch": 10, "n": 10},
+            "variants": {"base": {}},
+            "presets": ["grpo", "full", "greso"],
+            "columns": ["rollouts", "held_out"],
+            "cells": found,
+        }
+    )
     assert runs.best_lr("base", "grpo") == 1e-3 and runs.best_lr("base", "full") == 2e-3
     assert runs.best_lr("base", "greso") is None
     key = ("base", "full", 2e-3, 0)
@@ -108,36 +80,33 @@ def test_learning_rates_are_compared_over_the_runs_that_both_have() -> None:
         assert runs.best_lr("base", "grpo") == best
 
 
-def test_every_number_comes_from_the_json(data, tmp_path) -> None:
-    results, page, front = tmp_path / "results", tmp_path / "RESULTS.md", tmp_path / "README.md"
-    results.mkdir()
-    (results / "train_torch.json").write_text(json.dumps(data))
-    page.write_text("# Results\n\nby hand\n")
-    front.write_text(
-        "top\n<!-- situations: begin -->\n<!-- situations: end -->\n"
-        "<!-- benchmark: begin -->\nstale\n<!-- benchmark: end -->\nbottom\n"
-    )
-    words = ["--results", str(results), "--page", str(page), "--readme", str(front)]
-    with pytest.raises(SystemExit) as stop:
-        report.main([*words, "--check"])
-    assert stop.value.code == 1 and front.read_text().count("stale") == 1
-    report.main(words)
-    first, text = page.read_text(), front.read_text()
-    assert first.startswith("# Results\n\nby hand\n") and "| `dapo` | 3 | 0.001 | never | " in first
-    assert text.startswith("top\n") and text.endswith("bottom\n") and "stale" not in text
-    assert "| pool and method |" in text
-    assert (tmp_path / "figures" / "accuracy.svg").read_text().count("<svg") == 1
-    report.main(words)
-    assert page.read_text() == first
-    with pytest.raises(SystemExit) as stop:
-        report.main([*words, "--check"])
-    assert stop.value.code == 0
+def test_every_number_comes_from_the_json(tmp_path, capsys) -> None:
+    for name in ("benchmarks/results", "docs"):
+        shutil.copytree(ROOT / name, tmp_path / name)
+    for name in ("README.md", "benchmarks/RESULTS.md", "verl_adaptive/commands/measured.json"):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(ROOT / name, tmp_path / name)
+
+    def stale() -> str:
+        with pytest.raises(SystemExit) as stop:
+            report.main(["--check"], tmp_path)
+        said = capsys.readouterr().out
+        assert stop.value.code == bool(said)
+        return said
+
+    front, results = tmp_path / "README.md", tmp_path / "benchmarks" / "results" / "train_torch.json"
+    data = json.loads(results.read_text())
     for cell in data["cells"]:
-        cell["curve"][-1][2] += 0.01
-    (results / "train_torch.json").write_text(json.dumps(data))
-    with pytest.raises(SystemExit) as stop:
-        report.main([*words, "--check"])
-    assert stop.value.code == 1
+        if cell["variant"] == "onepass" and cell["preset"] == "solo":
+            cell["curve"][-1][data["columns"].index("held_out")] += 0.1
+    results.write_text(json.dumps(data))
+    front.write_text(front.read_text().replace("# verl-adaptive\n", "# by hand\n"))
+    assert "-| tiny, one pass, 5 seeds: `solo`" in stale()
+    report.main([], tmp_path)
+    assert stale() == "" and front.read_text().startswith("# by hand\n")
+    assert (tmp_path / "benchmarks" / "figures" / "accuracy.svg").read_text().count("<svg") == 1
+    with pytest.raises(SystemExit, match="README.md has no <!-- gone: begin --> marker"):
+        report.put(front, front.read_text(), "gone", [])
 
 
 def test_the_pages_are_what_the_results_say() -> None:
@@ -146,8 +115,7 @@ def test_the_pages_are_what_the_results_say() -> None:
     A benchmark that runs meanwhile and adds to the JSON makes this fail, until the report is written again.
     """
     pytest.importorskip("torch")
-    results = ROOT / "benchmarks" / "results"
-    for path, text in report.pages(results, ROOT / "benchmarks" / "RESULTS.md", ROOT / "README.md").items():
+    for path, text in report.pages(ROOT).items():
         assert path.read_text() == text, f"{path.name} is out of date: verl-adaptive bench report"
 
 

@@ -183,7 +183,7 @@ def test_a_steps_rows_are_of_one_benchmark() -> None:
         / sum(r["generated"] for r in rows if r["preset"] == preset and r["n"] == 8)
         for preset, rows in (("grpo", found[1]["results"]), (blocks.THIN, found[2]["together"]))
     )
-    lines = blocks.step_cost(*found, {})
+    lines = blocks.step_cost(*found, report.training_runs(RESULTS))
     assert any(line.startswith(f"| `+adaptive=grpo` | 1.00 | {grpo:.2f} | 1.00 |") for line in lines)
     assert any(line.startswith(f"| `solo` with `adaptive.advantage.thin=1` | 1.00 | {thin:.2f} |") for line in lines)
 
@@ -225,31 +225,39 @@ def test_what_the_tables_say_of_a_pool() -> None:
     assert "| `grpo-4` | 2 | 0.001 |" in text and "**+0.1" not in text.partition("`grpo-4`")[2].partition("\n")[0]
     assert "| prompts in epoch order | `solo-epoch` | 3 | **-0.095 ± 0.000** |" in sections.ablations(runs)
     assert "above REINFORCE in none of them." in " ".join(blocks.gain_note({"real/base": of}))
-    front = blocks.evidence({"real/base": of}, {})
+    every = report.training_runs(RESULTS)
+    front = blocks.evidence({"real/base": of}, every)
     assert "| real, natural mix, 3 seeds: `solo` | 0.71 | **+0.209 ± 0.000** |" in front
+    block = blocks.solo_block({"real/base": of}, every)
     (itself,) = [line for line in front if line.startswith("GRPO itself")]
-    assert itself.endswith("at 1.00 to 1.00, by pool.") and f"- {itself}" in blocks.solo_block({"real/base": of}, {})
-    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(blocks.solo_block({"real/base": of}, {}))
-    (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | accuracy")]
-    assert "-0.000 ± 0.26" in told and told.endswith("(3) | undecided |"), told
-    (told,) = [line for line in claims({"tiny": runs}) if line.startswith("| `aero` | compute")]
-    assert "0.38 ± 0.00" in told and told.endswith("(3) | smaller |"), told  # half of the tokens train: 1 - (2 + 3) / 8
+    assert itself.endswith("at 1.00 to 1.00, by pool.") and f"- {itself}" in block
+    assert "| **+0.209 ± 0.000** (3) |" in "\n".join(block)
+    told = [
+        line for line in claims(dict.fromkeys(("pretrained", "real", "tiny"), runs)) if "| tiny, natural mix |" in line
+    ]
+    (accuracy,) = [line for line in told if line.startswith("| `aero` | accuracy")]
+    assert "-0.000 ± 0.26" in accuracy and accuracy.endswith("(3) | undecided |"), accuracy
+    (compute,) = [line for line in told if line.startswith("| `aero` | compute")]
+    assert "0.38 ± 0.00" in compute and compute.endswith("(3) | smaller |"), (
+        compute
+    )  # half of the tokens train: 1 - (2 + 3) / 8
 
 
 def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:
     """Below it GRPO may be better: on the second pretrained model it was."""
-    runs = {"pretrained": made(**{"128__grpo": [0.5] * 3, "gemma__grpo": [0.2, 0.4], "gemma__solo": [0.3]})}
+    runs = report.training_runs(RESULTS)
+    assert blocks.pretrained_rate(runs) == []
     cells = runs["pretrained"].cells
+    best = runs["pretrained"].best_lr("128", "grpo")
+    runs["pretrained"].cells = {
+        key: cell for key, cell in cells.items() if key[:2] != ("128", "grpo") or key[2] >= best
+    }
     (line,) = blocks.pretrained_rate(runs)
-    assert line in blocks.evidence({}, runs) and line in "\n".join(blocks.solo_block({}, runs))
-    for seed in range(3):
-        cells["128", "grpo", 5e-4, seed] = cells["128", "grpo", 1e-3, seed] | {
-            "curve": [[0.0] * 6, [BUDGET, *[0.1] * 5]]
-        }
-    assert blocks.pretrained_rate(runs) == [] and blocks.pretrained_rate({}) == []
-    text = "".join(sections.gemma(runs["pretrained"]))
+    found = all_standings(runs)
+    assert line in blocks.evidence(found, runs) and line in "\n".join(blocks.solo_block(found, runs))
+    text = "".join(sections.gemma(made(gemma__grpo=[0.2, 0.4], gemma__solo=[0.3])))
     assert "`grpo` 0.286 at 0.001 (2); `solo` 0.286 at 0.001 (1)." in text, text
-    assert text in " ".join(" ".join(blocks.solo_block({}, {}, [text])).split())
+    assert text in " ".join(" ".join(blocks.solo_block(found, runs, [text])).split())
 
 
 def test_verls_own_grpo_is_told_beside_ours_of_the_same_seed() -> None:
@@ -267,27 +275,25 @@ def test_the_pools_are_the_benchmarks() -> None:
         assert set(names) <= set(known[pool.partition("/")[0]]) and pool in POOL_NAMES
 
 
-def test_a_pretrained_policy_is_compared_at_the_better_of_two_rates_with_three_seeds(tmp_path) -> None:
+def test_a_pretrained_policy_is_compared_at_the_better_of_two_rates_with_three_seeds() -> None:
     """Six runs at one rate showed a lead that was the rate's."""
     lines = (RESULTS / "pretrained.jsonl").read_text().splitlines()
     cells = [cell for cell in map(json.loads, lines) if cell["lr"] == 3e-5 and cell["variant"] == "128"]
 
     def compared(*more: dict) -> set[str]:
-        (tmp_path / "pretrained.jsonl").write_text("".join(f"{json.dumps(cell)}\n" for cell in [*cells, *more]))
-        runs = report.training_runs(tmp_path).get("pretrained")
-        return set() if runs is None else {key[1] for key in runs.cells}
+        return {key[1] for key in report.compared([*cells, *more]).cells}
 
     again = {preset: [{**c, "lr": 1e-5} for c in cells if c["preset"] == preset] for preset in ("grpo", "solo")}
-    assert compared() == compared(*again["grpo"]) == compared(*again["solo"]) == set()
+    assert compared() == set() and compared(*again["grpo"]) == {"grpo"} and compared(*again["solo"]) == {"solo"}
     once = again["solo"][0]
 
     def as_good(times: float) -> dict:
         return {**once, "curve": [[*point[:2], times * point[2], *point[3:]] for point in once["curve"]]}
 
     assert compared(*again["grpo"], as_good(0.9)) == {"grpo", "solo"}  # the other rate has three
-    assert compared(*again["grpo"], as_good(1.1)) == set()
+    assert compared(*again["grpo"], as_good(1.1)) == {"grpo"}
     assert compared(*again["grpo"], *again["solo"]) == {"grpo", "solo"}
-    runs = report.training_runs(tmp_path)["pretrained"]
+    runs = report.compared([*cells, *again["grpo"], *again["solo"]])
     (key,) = (k for k in runs.cells if k[1] == "solo" and k[3] == 0 and k[2] == runs.best_lr("128", "solo"))
     assert len(sections.step_ratios(runs, "solo")["seconds"]) == 3
     runs.cells[key] = {**runs.cells[key], "machine": {"cpu": "another"}}
