@@ -459,7 +459,7 @@ def forms_block(held_back: Runs) -> list[str]:
 def async_table(data: Row) -> list[str]:
     """Generation time one batch ahead, beside ``sync``: simulated, as ratios to GRPO's in ``sync``."""
     rows = []
-    for policy, ahead in data["asynchronous"]["one batch ahead"].items():
+    for policy, ahead in data["one batch ahead"].items():
         sync = data["policies"][policy]["time"]
         rows.append([f"`{policy}`", f"{sync:.2f}", f"{ahead['time']:.2f}", f"{ahead['age']:.1f}"])
     return table(["policy", "`sync`", "one batch ahead", "age of a trained group, updates"], rows)

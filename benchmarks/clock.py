@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
@@ -25,8 +25,6 @@ from benchmarks.presets import FULL, TIGHT
 from verl_adaptive.simulate import (
     PEERS,
     ClockConfig,
-    LengthConfig,
-    Machine,
     Setting,
     Task,
     make_simulation,
@@ -36,7 +34,7 @@ from verl_adaptive.simulate import (
 )
 from verl_adaptive.simulate.clock import Clock, Timing
 
-HERE = Path(__file__).resolve().parent
+RESULTS = Path(__file__).resolve().parent / "results" / "clock.json"
 
 #: Policies beside the shipped presets, which all run: options. Rows of generation rounds are in commit ff7a59c, the last to have them.
 VARIANTS = (
@@ -57,50 +55,35 @@ class Block:
     Attributes:
         about: what it is.
         pool: as ``--pool`` takes it.
-        clock: what generation takes.
         steps: of a run; with ``skip`` 0 GRPO's, whose rollouts are every policy's budget.
         skip: steps at the beginning that are not measured: the first pass, in which nobody knows the prompts.
         batch, n: B and N.
         ahead: batches that an asynchronous trainer keeps under way (``num_warmup_batches``); None: ``sync``.
+        seeds: runs of each policy.
     """
 
     about: str
     pool: str = "static"
-    clock: ClockConfig = field(default_factory=ClockConfig)
     steps: int = 64
     skip: int = 32
     batch: int = 128
     n: int = 16
     ahead: int | None = None
-
-    @property
-    def learns(self) -> bool:
-        return self.skip == 0
+    seeds: int = 2
 
     def policies(self) -> list[str]:
         return [p for p in policies() if self.ahead is None or p not in SYNC_ONLY]
 
 
-def _with(machine: Machine | None = None, **lengths: Any) -> ClockConfig:
-    return ClockConfig(machine or Machine(), LengthConfig(**lengths))
-
-
-#: The first is the model of the published table; then the same with one thing changed; then pools that learn.
+CLOCK = ClockConfig()
+#: The model of the published table, an asynchronous trainer in it, and a pool that learns.
 BLOCKS = {
-    "model": Block("8 replicas of 64 slots, 8 ms and 0.12 ms a sequence, median 4,000 tokens, σ 0.9, cap 32,768"),
-    "short answers": Block("median 1,000, σ 0.6, cap 8,192", clock=_with(median=1000, sigma=0.6, cap=8192)),
-    "longer tail": Block("σ 1.2", clock=_with(sigma=1.2)),
-    "more slots": Block("8 replicas of 256 slots: the batch fits at once", clock=_with(Machine(slots=256))),
+    "model": Block(
+        "8 replicas of 64 slots, 8 ms and 0.12 ms a sequence, median 4,000 tokens, σ 0.9, cap 32,768", seeds=4
+    ),
     "one batch ahead": Block("an asynchronous trainer, `num_warmup_batches=1`", ahead=1),
-    "two batches ahead": Block("an asynchronous trainer, `num_warmup_batches=2`", ahead=2),
     "mixed": Block("the pool learns: 30 % hopeless, 20 % solved", "mixed", steps=60, skip=0),
-    "hard": Block("the pool learns: half hopeless, 5 % solved", "hard", steps=60, skip=0),
-    "easy": Block("the pool learns: 5 % hopeless, 40 % solved", "easy", steps=60, skip=0),
 }
-
-#: Seeds of a block; the first block has more.
-SEEDS = 2
-SEEDS_OF_MODEL = 4
 
 
 def policies() -> list[str]:
@@ -113,16 +96,16 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
     name, preset, seed = key
     block, policy = BLOCKS[name], " ".join(FULL.get(preset, [preset]))
     pool = parse_pool(block.pool)
-    if block.learns:
+    if not block.skip:
         setting = Setting(block.batch, block.n, block.steps, block.steps * block.batch * block.n)
-        row = run_task(Task(policy, seed, setting, pool, clock=block.clock))
+        row = run_task(Task(policy, seed, setting, pool, clock=CLOCK))
         keep = ("time", "time_per_informative", "idle", "waves", "steps", "pool_start", "pool_end", "course", "ended")
         row["course"] = [[round(s), round(rate, 5)] for s, rate in row["course"]]
         return {"block": name, "preset": preset, "seed": seed, **_rounded({k: row[k] for k in keep})}
     # An asynchronous trainer stops running ahead towards the end of a run, so the run is planned to go on.
     planned = block.steps + 10 * (block.ahead is not None)
-    task = Task(policy, seed, Setting(block.batch, block.n, planned, None), pool, clock=block.clock)
-    world, clock, timing = task.world(), Clock(block.clock), Timing(block.clock)
+    task = Task(policy, seed, Setting(block.batch, block.n, planned, None), pool, clock=CLOCK)
+    world, clock, timing = task.world(), Clock(CLOCK), Timing(CLOCK)
     simulation = make_simulation(
         policy, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, ahead=block.ahead
     )
@@ -155,79 +138,50 @@ def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str
         yield from pool.map(make_row, wanted)
 
 
-def shares(rows: Sequence[dict[str, Any]], block: str, against: str | None = None) -> dict[str, dict[str, Any]]:
-    """A block's policies as shares of GRPO's, in this block or another, paired by seed: ``time`` and
-    ``time_per_informative``; the rest as it is."""
-    by: dict[str, dict[int, dict[str, Any]]] = {}
-    for row in rows:
-        if row["block"] == block:
-            by.setdefault(row["preset"], {})[row["seed"]] = row
-    base = {row["seed"]: row for row in rows if row["block"] == (against or block) and row["preset"] == "grpo"}
+def shares(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, Any]]:
+    """Means of a block's policies over seeds: ``time`` and ``time_per_informative`` as shares of GRPO's in ``sync``, paired by
+    seed; the rest as it is."""
+    mine = {(row["preset"], row["seed"]): row for row in rows if row["block"] == block}
+    grpo = {row["seed"]: row for row in rows if (row["block"], row["preset"]) == ("model", "grpo")}
     out: dict[str, dict[str, Any]] = {}
-    for preset in (p for p in policies() if p in by):
-        if not (seeds := sorted(set(by[preset]) & set(base))):
-            continue
-        found: dict[str, list[float]] = {
-            "time": [by[preset][s]["time"] / base[s]["time"] for s in seeds],
-            "time_per_informative": [
-                (by[preset][s]["time_per_informative"] or np.nan) / base[s]["time_per_informative"] for s in seeds
-            ],
-            "idle": [by[preset][s]["idle"] for s in seeds],
-            "rounds": [by[preset][s]["waves"] for s in seeds],
-            "seconds": [by[preset][s]["time"] for s in seeds],
-        }
-        for key in ("empty", "last", "begun", "aborted", "aborted_tokens", "prefill", "informative", "age"):
-            if key in by[preset][seeds[0]]:
-                found[key] = [by[preset][s][key] for s in seeds]
-        if not all(np.isfinite(found["time_per_informative"])):  # groups of one have no variance of their own
-            del found["time_per_informative"]
-        entry: dict[str, Any] = {"time": None, "time_per_informative": None}
-        entry |= {key: round(float(np.mean(values)), 4) for key, values in found.items()}
-        entry["seeds"] = len(seeds)
-        out[preset] = entry
+    for preset in policies():
+        if pairs := [(mine[preset, seed], base) for seed, base in sorted(grpo.items()) if (preset, seed) in mine]:
+            found = {
+                name: [(row[name] or np.nan) / base[name] for row, base in pairs]
+                for name in ("time", "time_per_informative")
+            }
+            found["seconds"] = [row["time"] for row, _ in pairs]
+            found |= {name: [row[name] for row, _ in pairs] for name in ("begun", "prefill", "age")}
+            means = {name: round(float(np.mean(values)), 4) for name, values in found.items()}
+            if np.isnan(means["time_per_informative"]):  # groups of one have no variance of their own
+                means["time_per_informative"] = None
+            out[preset] = {**means, "seeds": len(pairs)}
     return out
 
 
-def to_pool(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, Any]]:
-    """Seconds to where GRPO's pool ended, of GRPO's, in a block that learns."""
-    seeds = {row["seed"] for row in rows if row["block"] == block}
+def to_pool(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Seconds to where GRPO's pool ended, of GRPO's, in the block that learns; None: no seed got there."""
+    by = {(row["preset"], row["seed"]): row["course"] for row in rows if row["block"] == "mixed"}
     out = {}
     for preset in policies():
-        mine = [r for r in rows if r["block"] == block and r["preset"] == preset]
-        if mine and seeds:
-            out[preset] = _to_baseline(rows, block, preset)
+        seeds = [seed for name, seed in by if name == preset and ("grpo", seed) in by]
+        shares_ = []
+        for base, ours in ((by["grpo", seed], by[preset, seed]) for seed in seeds):
+            there, here = (next((s for s, rate in course if rate >= base[-1][1]), None) for course in (base, ours))
+            if here is not None:
+                shares_.append(here / there)
+        if seeds:
+            out[preset] = {"to_grpo": round(float(np.mean(shares_)), 4) if shares_ else None, "seeds": len(seeds)}
     return out
-
-
-def _to_baseline(rows: Sequence[dict[str, Any]], block: str, preset: str) -> dict[str, Any]:
-    by = {(r["preset"], r["seed"]): r for r in rows if r["block"] == block}
-    shares_, seeds = [], sorted(s for p, s in by if p == preset and ("grpo", s) in by)
-    for seed in seeds:
-        base = by["grpo", seed]["course"]
-        target = base[-1][1]
-        ours = next((s for s, rate in by[preset, seed]["course"] if rate >= target), None)
-        if ours is not None:
-            shares_.append(ours / next(s for s, rate in base if rate >= target))
-    return {
-        "to_grpo": round(float(np.mean(shares_)), 4) if shares_ else None,
-        "reached": len(shares_),
-        "seeds": len(seeds),
-        "lowest": round(min(shares_), 4) if shares_ else None,
-        "highest": round(max(shares_), 4) if shares_ else None,
-        "pool_end": round(float(np.mean([by[preset, s]["pool_end"] for s in seeds])), 4),
-    }
 
 
 def collected(rows: list[dict[str, Any]]) -> dict[str, Any]:
     """What is written, rows apart."""
-    there = [name for name in BLOCKS if any(row["block"] == name for row in rows)]
-    sync = [name for name in there if BLOCKS[name].ahead is None]
     return {
         "policies": shares(rows, "model"),
-        "variations": {name: shares(rows, name) for name in sync if name != "model" and not BLOCKS[name].learns},
-        "asynchronous": {name: shares(rows, name, "model") for name in there if name not in sync},
-        "learning": {name: to_pool(rows, name) for name in there if BLOCKS[name].learns},
-        "blocks": {name: asdict(BLOCKS[name]) for name in there},
+        "one batch ahead": shares(rows, "one batch ahead"),
+        "mixed": to_pool(rows),
+        "blocks": {name: asdict(block) for name, block in BLOCKS.items()},
     }
 
 
@@ -235,24 +189,17 @@ def main() -> None:
     """The command line."""
     parser = Parser(prog="clock.py", description=__doc__.splitlines()[0])
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (default: %(default)s)")
-    parser.add_argument("--seeds", type=int, help=f"seeds of every block (default: {SEEDS_OF_MODEL}, others {SEEDS})")
-    parser.add_argument("--blocks", nargs="+", choices=BLOCKS, default=list(BLOCKS), help="tables (default: all)")
     parser.add_argument("--only", nargs="+", choices=policies(), default=policies(), help="policies (default: all)")
     parser.add_argument("--fresh", action="store_true", help="run again what the results hold")
-    parser.add_argument("--results", type=Path, default=HERE / "results" / "clock.json")
     options = parser.parse_args()
-    have: dict[tuple[str, str, int], dict[str, Any]] = {}
-    note = ""  # of rows that are not all of one code; written into the file by hand
-    if options.results.exists():
-        stored = json.loads(options.results.read_text())
-        have = {(r["block"], r["preset"], r["seed"]): r for r in stored["rows"] if r["preset"] in policies()}
-        note = stored.get("note", "")
+    stored = json.loads(RESULTS.read_text())
+    have = {(r["block"], r["preset"], r["seed"]): r for r in stored["rows"] if r["preset"] in policies()}
     wanted = [
-        (block, preset, seed)
-        for block in options.blocks
-        for seed in range(options.seeds or (SEEDS_OF_MODEL if block == "model" else SEEDS))
-        for preset in BLOCKS[block].policies()
-        if preset in options.only and (options.fresh or (block, preset, seed) not in have)
+        (name, preset, seed)
+        for name, block in BLOCKS.items()
+        for seed in range(block.seeds)
+        for preset in block.policies()
+        if preset in options.only and (options.fresh or (name, preset, seed) not in have)
     ]
     for done, row in enumerate(made(wanted, options.jobs), 1):
         have[row["block"], row["preset"], row["seed"]] = row
@@ -260,23 +207,21 @@ def main() -> None:
             f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}: {row['time']:.0f} s",
             flush=True,
         )
-        if done % 5 == 0 or done == len(wanted):
-            save(options.results, have, note)
-    if not wanted:
-        save(options.results, have, note)
+        if done % 5 == 0:
+            save(have, stored["note"])
+    save(have, stored["note"])
 
 
-def save(path: Path, have: dict[tuple[str, str, int], dict[str, Any]], note: str) -> None:
-    """Write the results whole."""
+def save(have: dict[tuple[str, str, int], dict[str, Any]], note: str) -> None:
+    """Write the results whole; ``note`` is of rows that are not all of one code, and written into the file by hand."""
     rows = [have[key] for key in sorted(have)]
     about = {
         "benchmark": "clock",
         "command": "python -m benchmarks.clock",
         "machine": machine() | {"versions": versions("verl-adaptive", "numpy", "verl")},
+        "note": note,
     }
-    if note:
-        about["note"] = note
-    write_whole(path, to_json({**about, **collected(rows), "rows": rows}, "rows"))
+    write_whole(RESULTS, to_json({**about, **collected(rows), "rows": rows}, "rows"))
 
 
 if __name__ == "__main__":

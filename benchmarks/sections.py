@@ -362,14 +362,14 @@ def _clock_rows(data: Row) -> Iterable[Row]:
     """Policies of the model."""
     grpo = data["policies"]["grpo"]
     for policy, e in data["policies"].items():
-        learns = data["learning"]["mixed"].get(policy, {})
+        learns = data["mixed"].get(policy, {})
         name = "verl's `filter_groups`" if policy == "verl_filter_groups" else f"`{policy}`"
         yield {**e, "policy": name, "of": e["begun"] / grpo["begun"], "to_grpo": learns.get("to_grpo")}
 
 
 def _learning_seeds(data: Row) -> int:
     """Seeds of the pool that learns, which every policy has."""
-    (seeds,) = {learns["seeds"] for learns in data["learning"]["mixed"].values() if learns}
+    (seeds,) = {learns["seeds"] for learns in data["mixed"].values()}
     return int(seeds)
 
 

@@ -18,9 +18,10 @@ def results() -> dict:
 
 
 def row(preset: str, seed: int, time: float, apiece: float | None, block: str = "model") -> dict:
-    same = {"waves": 2.0, "idle": 0.25, "empty": 0.4, "last": 0.1, "begun": 9.0, "informative": 3.0, "age": 1.0}
-    same |= {"aborted": 1.0, "aborted_tokens": 0.1, "prefill": 5.0}
-    return {"block": block, "preset": preset, "seed": seed, "time": time, "time_per_informative": apiece, **same}
+    return {
+        **{"block": block, "preset": preset, "seed": seed, "time": time, "time_per_informative": apiece},
+        **{"begun": 9.0, "prefill": 5.0, "age": 1.0},
+    }
 
 
 def test_shares_are_of_grpos_in_the_same_seed() -> None:
@@ -30,28 +31,28 @@ def test_shares_are_of_grpos_in_the_same_seed() -> None:
     assert list(found) == ["grpo", "dapo", "solo"]  # GRPO has no run beside greso's
     assert (found["grpo"]["time"], found["grpo"]["time_per_informative"], found["grpo"]["seeds"]) == (1.0, 1.0, 2)
     assert found["dapo"]["time"] == pytest.approx(1.5) and found["dapo"]["time_per_informative"] == pytest.approx(1.0)
-    assert (found["dapo"]["idle"], found["dapo"]["rounds"], found["dapo"]["seconds"]) == (0.25, 2.0, 15.5)
+    assert (found["dapo"]["begun"], found["dapo"]["seconds"]) == (9.0, 15.5)
     assert found["solo"]["time_per_informative"] is None
     ahead = [row("grpo", 0, 5.0, 1.0, "one batch ahead")]
-    assert bench.shares(rows + ahead, "one batch ahead", "model")["grpo"]["time"] == 0.5
+    assert bench.shares(rows + ahead, "one batch ahead")["grpo"]["time"] == 0.5
 
 
 def test_time_to_grpos_pool_by_hand() -> None:
     def run(preset: str, course: list[list[float]]) -> dict:
-        return {"block": "mixed", "preset": preset, "seed": 0, "course": course, "pool_end": course[-1][1]}
+        return {"block": "mixed", "preset": preset, "seed": 0, "course": course}
 
     rows = [
         run("grpo", [[10, 0.5], [20, 0.6], [30, 0.7]]),
         run("greso", [[12, 0.65], [24, 0.71]]),
         run("aero", [[40, 0.6]]),
     ]
-    found = bench.to_pool(rows, "mixed")
+    found = bench.to_pool(rows)
     assert (found["grpo"]["to_grpo"], found["greso"]["to_grpo"]) == (1.0, 0.8)
-    assert found["aero"]["to_grpo"] is None and (found["aero"]["reached"], found["aero"]["seeds"]) == (0, 1)
+    assert found["aero"] == {"to_grpo": None, "seeds": 1}
 
 
 def test_what_is_collected_follows_from_the_rows(results) -> None:
-    assert bench.collected(results["rows"])["policies"] == results["policies"]
+    assert bench.collected(results["rows"]).items() <= results.items()
 
 
 def test_a_cell_runs_again(results) -> None:
