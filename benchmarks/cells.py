@@ -9,8 +9,10 @@ import os
 import platform
 import re
 import sys
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from importlib.metadata import PackageNotFoundError, version
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -153,6 +155,16 @@ def run_script(main: Callable[[], None]) -> NoReturn:
     sys.exit(0)
 
 
+def run_all(call: Callable[[Any], Any], keys: Sequence[Any], jobs: int) -> Iterator[Any]:
+    """What a call gives of each key, as it comes: one after the other, or in so many processes."""
+    if jobs == 1:
+        yield from map(call, keys)
+        return
+    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
+        for future in as_completed([pool.submit(call, key) for key in keys]):
+            yield future.result()
+
+
 def prediction(values: Sequence[float]) -> tuple[float, float]:
     """Centre and half width of the 95 % interval for one further run; infinite for one value."""
     if len(values) < 2:
@@ -177,9 +189,9 @@ def thinned(rates: np.ndarray, size: int, flat: int) -> np.ndarray:
     return np.sort(np.concatenate([order[:flat], rest[spread]]))
 
 
-def load_average() -> float | None:
-    """Processes that wanted a core over the last minute, or None where the system does not say."""
-    return round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None
+def load_average() -> float:
+    """Processes that wanted a core over the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 def versions(*packages: str) -> dict[str, str]:

@@ -11,16 +11,14 @@ One cell: ``verl-adaptive simulate --clock`` with the same words. No time of thi
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
-from concurrent.futures import ProcessPoolExecutor
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from benchmarks.cells import Parser, machine, run_script, to_json, versions, write_whole
+from benchmarks.cells import Parser, machine, run_all, run_script, to_json, versions, write_whole
 from benchmarks.presets import FULL, TIGHT
 from verl_adaptive.simulate import (
     PEERS,
@@ -129,15 +127,6 @@ def _rounded(row: dict[str, Any]) -> dict[str, Any]:
     return {k: (round(v, 6) if np.isfinite(v) else None) if isinstance(v, float) else v for k, v in row.items()}
 
 
-def made(wanted: Sequence[tuple[str, str, int]], jobs: int) -> Iterator[dict[str, Any]]:
-    """The runs, in order."""
-    if jobs == 1:
-        yield from map(make_row, wanted)
-        return
-    with ProcessPoolExecutor(jobs, mp_context=get_context("spawn")) as pool:
-        yield from pool.map(make_row, wanted)
-
-
 def shares(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, Any]]:
     """Means of a block's policies over seeds: ``time`` and ``time_per_informative`` as shares of GRPO's in ``sync``, paired by
     seed; the rest as it is."""
@@ -201,7 +190,7 @@ def main() -> None:
         for preset in block.policies()
         if preset in options.only and (options.fresh or (name, preset, seed) not in have)
     ]
-    for done, row in enumerate(made(wanted, options.jobs), 1):
+    for done, row in enumerate(run_all(make_row, wanted, options.jobs), 1):
         have[row["block"], row["preset"], row["seed"]] = row
         print(
             f"[{done}/{len(wanted)}] {row['block']}, {row['preset']}, seed {row['seed']}: {row['time']:.0f} s",

@@ -12,7 +12,6 @@ rows: reading prompts, making a batch of them, balancing rows over ranks. What t
 
 from __future__ import annotations
 
-import argparse
 import json
 import logging
 import tempfile
@@ -32,7 +31,7 @@ from tensordict import NonTensorData, NonTensorStack, TensorDict
 from torch.utils.data import Dataset, RandomSampler
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions
 
-from benchmarks.cells import load_average, machine, to_json, versions, write_whole
+from benchmarks.cells import Parser, load_average, machine, to_json, versions, write_whole
 from benchmarks.presets import SHIPPED, SOLO
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import make_engine
@@ -310,9 +309,9 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     session.timeout = timeout  # type: ignore[method-assign]
 
 
-def put(out: Path, row: dict[str, Any]) -> None:
+def put(row: dict[str, Any]) -> None:
     """Write a row in the place of its preset's and size's earlier one; the others stay."""
-    former = json.loads(out.read_text()) if out.exists() else {"rows": [], "heads": []}
+    former = json.loads(OUT.read_text())
     rows = former["rows"]
     order = list(MEASURED)
     rows = [r for r in rows if (r["preset"], r["rollouts"]) != (row["preset"], row["rollouts"])] + [row]
@@ -326,16 +325,15 @@ def put(out: Path, row: dict[str, Any]) -> None:
         "versions": versions("verl", "TransferQueue", "ray", "torch"),
         "heads": former["heads"],
     }
-    write_whole(out, to_json({**said, "rows": rows}, "rows"))
+    write_whole(OUT, to_json({**said, "rows": rows}, "rows"))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = Parser(prog="driver", description=__doc__.splitlines()[0])
     parser.add_argument(
         "--rollouts", type=int, nargs="+", default=[8192, 65536], help="rollouts of a batch (groups of 16)"
     )
     parser.add_argument("--presets", nargs="+", default=list(MEASURED), choices=list(MEASURED))
-    parser.add_argument("--out", type=Path, default=OUT)
     args = parser.parse_args()
     logging.getLogger("verl_adaptive").setLevel("ERROR")
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
@@ -351,7 +349,7 @@ def main() -> None:
                 f"{row['after_last']:.2f} s, wall {row['wall']:.1f} s; {row['parts']}",
                 flush=True,
             )
-            put(args.out, row)
+            put(row)
     tq.close()
     ray.shutdown()
 

@@ -98,10 +98,10 @@ def stand_ins(folder: Path) -> None:
         (folder / name).chmod(0o755)
 
 
-def lines_of(root: Path, scripts: Path, home: Path) -> Iterator[Line]:
-    """Run every script below a folder of a clone, and tell what each would run."""
+def lines_of(root: Path, home: Path) -> Iterator[Line]:
+    """Run every example script of a clone, and tell what each would run."""
     stand_ins(home / "bin")
-    for script in sorted((root / scripts).rglob("*.sh")):
+    for script in sorted((root / "examples").rglob("*.sh")):
         name = str(script.relative_to(root))
         called, said = run(name, root, home)
         trains = [words for words in called if any(TRAINS.search(word) for word in words[:20])]
@@ -198,7 +198,6 @@ def main() -> None:
     parser = Parser(prog="example_lines", description=__doc__.splitlines()[0])
     parser.add_argument("clone", type=Path, help="a clone of verl, bare or not")
     parser.add_argument("--ref", default="HEAD", help="commit, tag or branch of it (default: %(default)s)")
-    parser.add_argument("--scripts", type=Path, default=Path("examples"), help="folder in it (default: %(default)s)")
     parser.add_argument("--presets", nargs="+", default=["solo", "greso"], help="(default: solo greso)")
     parser.add_argument("--json", type=Path, default=OUT, help="where to write (default: %(default)s)")
     options = parser.parse_args()
@@ -214,7 +213,7 @@ def main() -> None:
         data = home / "train.parquet"
         prompts = [[{"role": "user", "content": f"{row}?"}] for row in range(PROMPTS)]
         pq.write_table(pa.table({"data_source": [""] * PROMPTS, "prompt": prompts}), data)
-        lines = list(lines_of(root, options.scripts, home))
+        lines = list(lines_of(root, home))
         for number, line in enumerate(lines, start=1):
             for preset in options.presets if line.words else ():
                 found = judged(line.words, preset, data)

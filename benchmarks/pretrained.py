@@ -18,18 +18,14 @@ from vLLM instead of computing them again.
 
 from __future__ import annotations
 
-import contextlib
-import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import subprocess
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -130,7 +126,7 @@ class PretrainedRun:
     rollouts: dict[str, Any] = field(default_factory=dict)
     step_seconds: dict[str, float] = field(default_factory=dict)
     seconds: float = 0.0
-    load: list[float | None] = field(default_factory=list)
+    load: list[float] = field(default_factory=list)
     start: str = ""
     machine: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
@@ -196,17 +192,6 @@ def overrides(key: Key, made: Path, run: Path) -> list[str]:
 def digest(weights: Path) -> str:
     """Of a file, twelve hexadecimal digits."""
     return hashlib.sha256(weights.read_bytes()).hexdigest()[:12]
-
-
-@contextlib.contextmanager
-def held(lock: Path | None) -> Iterator[None]:
-    """Hold a file's lock, so that runs on one machine take turns."""
-    if lock is None:
-        yield
-        return
-    with lock.open("a") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 def run_cell(key: Key, work: Path) -> PretrainedRun:
@@ -333,9 +318,9 @@ def _judge(cell: PretrainedRun, run: Path) -> None:
     }
 
 
-def load(results: Path = RESULTS) -> dict[Key, PretrainedRun]:
+def load() -> dict[Key, PretrainedRun]:
     """The cells that exist."""
-    return {cell.key: cell for cell in (PretrainedRun(**row) for row in read_rows(results))}
+    return {cell.key: cell for cell in (PretrainedRun(**row) for row in read_rows(RESULTS))}
 
 
 def main(arguments: list[str] | None = None) -> None:
@@ -345,31 +330,24 @@ def main(arguments: list[str] | None = None) -> None:
         __doc__.splitlines()[0],
         **{"presets": PRESETS, "variants": VARIANTS, "arms": ARMS, "variant": "128", "lrs": LRS, "seeds": SEEDS},
     )
-    parser.add_argument("--hours", type=float, default=math.inf, help="begin no cell after so many hours")
-    parser.add_argument("--lock", type=Path, help="hold this file's lock during a cell, so that others get their turn")
-    parser.add_argument("--results", type=Path, default=RESULTS, help="a line a cell")
     parser.add_argument("--work", type=Path, default=REPO / "outputs" / "pretrained", help="data, model and logs")
     options = parser.parse_args(arguments)
-    wanted, begun = parser.cells(options), time.monotonic()
+    wanted = parser.cells(options)
     if not options.cell and not options.fresh:
-        known = load(options.results)
+        known = load()
         wanted = [key for key in wanted if key not in known]
     if options.list:
         print("\n".join(cell_id(*key) for key in wanted))
         return
     work = options.work.resolve()
-    for done, key in enumerate(wanted):
-        with held(options.lock):
-            if time.monotonic() > begun + 3600 * options.hours:
-                print(f"{options.hours:g} hours are over: {len(wanted) - done} cells not begun")
-                return
-            cell = run_cell(key, work)
+    for done, key in enumerate(wanted, 1):
+        cell = run_cell(key, work)
         if options.check:
-            print(check_again(key, cell.curve[-1][2], {k: c.curve[-1][2] for k, c in load(options.results).items()}))
+            print(check_again(key, cell.curve[-1][2], {k: c.curve[-1][2] for k, c in load().items()}))
             continue
-        put_row(options.results, asdict(cell))
+        put_row(RESULTS, asdict(cell))
         print(
-            f"[{done + 1}/{len(wanted)}] {cell_id(*key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
+            f"[{done}/{len(wanted)}] {cell_id(*key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
             f"{cell.rollouts['generated']:,} rollouts, {cell.seconds:.0f} s",
             flush=True,
         )

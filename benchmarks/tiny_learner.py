@@ -10,6 +10,7 @@ gives the exact pass rate of every question at temperature 1.
 from __future__ import annotations
 
 import copy
+import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeAlias
@@ -245,5 +246,6 @@ def warm_start(model: TinyModel, apart: np.ndarray, steps: int, seed: int, path:
         optimizer.step()
         schedule.step()
     path.parent.mkdir(parents=True, exist_ok=True)
-    torch.save(model.state_dict(), path.with_suffix(".tmp"))
-    path.with_suffix(".tmp").replace(path)
+    unfinished = path.with_suffix(f".{os.getpid()}")  # another process may make the same
+    torch.save(model.state_dict(), unfinished)
+    unfinished.replace(path)

@@ -147,7 +147,7 @@ class Cell:
     steps: int = 0
     rollouts: dict[str, Any] = field(default_factory=dict)
     seconds: dict[str, float] = field(default_factory=dict)
-    load: float | None = None
+    load: float = 0.0
     greatest: float = 0.0
     machine: int = 0
 

@@ -14,9 +14,6 @@ from __future__ import annotations
 
 import functools
 import json
-import multiprocessing
-from collections.abc import Iterator
-from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -30,15 +27,17 @@ from benchmarks.cells import (
     check_again,
     load_average,
     machine,
+    run_all,
     run_script,
     to_json,
     versions,
     write_whole,
 )
-from benchmarks.torch_cells import COLUMNS, ORACLE, PRESETS, VARIANTS, Cell, Settings
-from benchmarks.torch_run import Run, composed
+from benchmarks.torch_cells import COLUMNS, PRESETS, VARIANTS, Cell, Settings
+from benchmarks.torch_run import Run
 
 HERE = Path(__file__).resolve().parent
+DEFAULT = Settings()
 
 
 def settings_of(variant: str, settings: Settings) -> Settings:
@@ -46,24 +45,11 @@ def settings_of(variant: str, settings: Settings) -> Settings:
     return replace(settings, **VARIANTS[variant])
 
 
-def prepare(variant: str, seed: int, settings: Settings, cache: Path) -> None:
-    """Make a seed's warm start."""
-    torch.set_num_threads(1)
-    Run(Cell(variant, "grpo", 1e-3, seed), settings_of(variant, settings), cache)
-
-
 def run_cell(key: Key, settings: Settings, cache: Path) -> Cell:
     """One run, on one core."""
     torch.set_num_threads(1)
-    changed = [
-        f"--{name.replace('_', '-')} {value}" for name, value in asdict(settings).items() if value != DEFAULT[name]
-    ]
-    words = ["python -m benchmarks.train_torch --cell", f'"{cell_id(*key)}"', "--check", *changed]
-    cell = Cell(*key, command=" ".join(words), load=load_average())
-    return Run(cell, settings_of(cell.variant, settings), cache).go()
-
-
-DEFAULT = asdict(Settings())
+    command = f'python -m benchmarks.train_torch --cell "{cell_id(*key)}" --check'
+    return Run(Cell(*key, command=command, load=load_average()), settings_of(key[0], settings), cache).go()
 
 
 # -- results ------------------------------------------------------------------------------------------------------
@@ -80,7 +66,7 @@ def load(path: Path, settings: Settings) -> tuple[Cells, list[dict[str, Any]]]:
     if not path.exists():
         return {}, []
     data = json.loads(path.read_text())
-    if DEFAULT | data["settings"] != asdict(settings):
+    if data["settings"] != asdict(settings):
         raise SystemExit(f"{path} was measured with other settings; name another file with --results, or remove it")
     return {cell.key: cell for cell in (Cell(**c) for c in data["cells"])}, data["machines"]
 
@@ -93,14 +79,6 @@ def here(machines: list[dict[str, Any]]) -> int:
     return machines.index(this)
 
 
-@functools.cache
-def parts(preset: str) -> dict[str, str]:
-    """Names of the four parts that a preset's words put together; composing one takes a twentieth of a second."""
-    config = composed(PRESETS[preset])
-    made = {role: getattr(config, role)["name"] for role in ("sampler", "allocator", "filter", "advantage")}
-    return made | ({"sampler": "exact pass rates"} if preset.startswith(ORACLE) else {})
-
-
 def save(path: Path, settings: Settings, cells: Cells, machines: list[dict[str, Any]]) -> None:
     """Write all cells; the old file stays whole until the new one is."""
     data = {
@@ -108,14 +86,14 @@ def save(path: Path, settings: Settings, cells: Cells, machines: list[dict[str, 
         "machines": machines,
         "settings": asdict(settings),
         "variants": VARIANTS,
-        "presets": {name: {"words": words, "parts": parts(name)} for name, words in PRESETS.items()},
+        "presets": PRESETS,
         "columns": COLUMNS,
         "cells": [asdict(cells[key]) for key in sorted(cells)],
     }
     write_whole(path, to_json(data, "cells"))
 
 
-def main(arguments: list[str] | None = None) -> None:
+def main(arguments: list[str] | None = None, settings: Settings = DEFAULT) -> None:
     """The command line."""
     parser = GridParser(
         "train_torch",
@@ -126,10 +104,7 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--jobs", type=int, default=1, help="runs at a time, one core each (%(default)s)")
     parser.add_argument("--results", type=Path, default=HERE / "results" / "train_torch.json")
     parser.add_argument("--cache", type=Path, default=HERE.parent / "outputs" / "train_torch", help="warm starts")
-    for name, value in DEFAULT.items():
-        parser.add_argument(f"--{name.replace('_', '-')}", type=type(value), default=value, help="(%(default)s)")
     options = parser.parse_args(arguments)
-    settings = Settings(**{name: getattr(options, name) for name in DEFAULT})
     wanted = parser.cells(options)
     if options.jobs < 1:
         parser.error("--jobs must be 1 or greater")
@@ -139,7 +114,8 @@ def main(arguments: list[str] | None = None) -> None:
     if options.list:
         print("\n".join(cell_id(*key) for key in wanted))
         return
-    for done, cell in enumerate(run_all(wanted, settings, options.cache, options.jobs), 1):
+    run = functools.partial(run_cell, settings=settings, cache=options.cache)
+    for done, cell in enumerate(run_all(run, wanted, options.jobs), 1):
         if options.check:
             print(check_again(cell.key, cell.curve[-1][2], {key: c.curve[-1][2] for key, c in cells.items()}))
             continue
@@ -151,21 +127,6 @@ def main(arguments: list[str] | None = None) -> None:
             f"{cell.steps} steps, {cell.seconds['all']:.1f} s",
             flush=True,
         )
-
-
-def run_all(wanted: list[Key], settings: Settings, cache: Path, jobs: int) -> Iterator[Cell]:
-    """The cells in the order in which they finish."""
-    if jobs == 1:
-        for key in wanted:
-            yield run_cell(key, settings, cache)
-        return
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(jobs, mp_context=context) as pool:
-        starts = sorted({(key[0], key[3]) for key in wanted})
-        for future in [pool.submit(prepare, variant, seed, settings, cache) for variant, seed in starts]:
-            future.result()
-        for future in as_completed([pool.submit(run_cell, key, settings, cache) for key in wanted]):
-            yield future.result()
 
 
 if __name__ == "__main__":

@@ -54,7 +54,7 @@ def test_scripts_run_nothing_but_stand_ins(clone, tmp_path) -> None:
     home = tmp_path / "home"
     home.mkdir()
     unpacked(clone, "HEAD", tmp_path / "copy")
-    lines = {line.script: line for line in lines_of(tmp_path / "copy", Path("examples"), home)}
+    lines = {line.script: line for line in lines_of(tmp_path / "copy", home)}
     assert len(lines) == len(SCRIPTS) and home.is_dir()
     words = lines["examples/grpo/run.sh"].words
     assert words[:6] == ["uv", "run", "--extra", "vllm", "python3", "-m"] and "actor_rollout_ref.rollout.n=8" in words

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -18,9 +18,6 @@ from benchmarks import train_torch as bench  # noqa: E402
 SMALL = bench.Settings(
     steps=2, batch=4, n=8, pool=48, held_out=32, judged=16, warm_steps=2, hidden=32, evaluate_every=1
 )
-SMALL_WORDS = [
-    f"--{name.replace('_', '-')}={value}" for name, value in asdict(SMALL).items() if value != bench.DEFAULT[name]
-]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -70,13 +67,15 @@ def test_group_relative_is_grpo() -> None:
     assert got == pytest.approx([2 / 3 / 0.57735127, -1 / 3 / 0.57735127, -1 / 3 / 0.57735127, 1.0, 0.5], abs=1e-5)
 
 
-def test_every_preset_is_in_it() -> None:
+def test_every_preset_is_in_it_and_composes() -> None:
     shipped = {p.stem for p in Path(bench.HERE.parent, "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
+    for words in bench.PRESETS.values():
+        torch_run.composed(words)
     settled = {"adaptive.allocator.form=pipelined"}  # what the preset has in this process anyway
     assert shipped <= {words[0] for words in bench.PRESETS.values() if settled.issuperset(words[1:])}
 
 
-#: One of each kind; that the others compose is seen where all are written to the results.
+#: One of each kind.
 TRAINED = [
     "grpo",
     "dapo",
@@ -143,28 +142,26 @@ def test_command_lists_its_cells(capsys) -> None:
 
 
 def test_command_resumes_and_checks(tmp_path, capsys) -> None:
-    words = ["--lrs", "1e-3", "--cache", str(tmp_path), "--results", str(tmp_path / "r.json"), *SMALL_WORDS]
-    bench.main(["--presets", "greso", "--seeds", "2", *words])
+    words = ["--lrs", "1e-3", "--cache", str(tmp_path), "--results", str(tmp_path / "r.json")]
+    bench.main(["--presets", "greso", "--seeds", "2", *words], SMALL)
     assert capsys.readouterr().out.count("held-out") == 2
     first = (tmp_path / "r.json").read_text()
-    bench.main(["--presets", "greso", "--seeds", "2", *words])
+    bench.main(["--presets", "greso", "--seeds", "2", *words], SMALL)
     assert capsys.readouterr().out == "" and (tmp_path / "r.json").read_text() == first
 
     data = json.loads(first)
     assert [c["command"].split('"')[1] for c in data["cells"]] == [
         f"base/greso/lr=0.001/seed={seed}" for seed in (0, 1)
     ]
-    assert data["presets"]["greso"]["parts"]["sampler"] == "greso"
-    assert data["presets"]["oracle+keep_all"]["parts"]["sampler"] == "exact pass rates"
 
     again = ["--cell", "base/greso/lr=0.001/seed=1", "--check", *words]
-    bench.main(again)
+    bench.main(again, SMALL)
     assert "inside" in capsys.readouterr().out and (tmp_path / "r.json").read_text() == first
     for cell in data["cells"]:
         for point in cell["curve"]:
             point[2] += 0.5
     (tmp_path / "r.json").write_text(json.dumps(data))
     with pytest.raises(SystemExit, match="OUTSIDE"):
-        bench.main(again)
+        bench.main(again, SMALL)
     with pytest.raises(SystemExit, match="other settings"):
-        bench.main([*words, "--presets", "grpo", "--n", "4"])
+        bench.main([*words, "--presets", "grpo"], replace(SMALL, n=4))
