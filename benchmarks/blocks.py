@@ -257,8 +257,8 @@ def gain_note(found: Found) -> list[str]:
 def noise_note(data: Row, found: Found) -> list[str]:
     """From how many rollouts a step on less noise is worth little, and what was measured with many."""
 
-    def span(estimator: str, step: int) -> str:
-        medians = [statistics.median(at[step]) for (_, of), at in noise_scales(data).items() if of == estimator]
+    def span(step: int) -> str:
+        medians = [statistics.median(at[step]) for (_, of), at in noise_scales(data).items() if of == "grpo"]
         return f"{min(medians):,.0f} to {max(medians):,.0f}"
 
     _, third, end = data["steps"]
@@ -267,8 +267,8 @@ def noise_note(data: Row, found: Found) -> list[str]:
         "- In large steps less noise is worth less. "
         f"With 4,096 rollouts a step `solo` reaches GRPO's accuracy at {share(large.of_grpo)} of the budget, and ends "
         f"{difference(list(large.gains.values()))} above it. "
-        f"The noise of GRPO's gradient equals its signal at {span('grpo', third)} rollouts a step, a third into a run, and "
-        f"at {span('grpo', end)} at its end ([measured](../benchmarks/RESULTS.md#gradient-noise))."
+        f"The noise of GRPO's gradient equals its signal at {span(third)} rollouts a step, a third into a run, and "
+        f"at {span(end)} at its end ([measured](../benchmarks/RESULTS.md#gradient-noise))."
     )
     return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False)
 

@@ -231,7 +231,8 @@ def write_whole(path: Path, text: str) -> None:
     temporary.replace(path)
 
 
-def _cell_of(row: Mapping[str, Any]) -> Key:
+def key_of(row: Mapping[str, Any]) -> Key:
+    """A cell's key."""
     return row["variant"], row["preset"], row["lr"], row["seed"]
 
 
@@ -246,8 +247,8 @@ def put_row(path: Path, row: dict[str, Any]) -> None:
     folder = os.open(path.parent, os.O_RDONLY)
     try:
         fcntl.flock(folder, fcntl.LOCK_EX)
-        rows = [*(old for old in read_rows(path) if _cell_of(old) != _cell_of(row)), row]
-        write_whole(path, "".join(json.dumps(each) + "\n" for each in sorted(rows, key=_cell_of)))
+        rows = [*(old for old in read_rows(path) if key_of(old) != key_of(row)), row]
+        write_whole(path, "".join(json.dumps(each) + "\n" for each in sorted(rows, key=key_of)))
     finally:
         os.close(folder)
 

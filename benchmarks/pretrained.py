@@ -38,6 +38,7 @@ from benchmarks.cells import (
     Key,
     cell_id,
     check_again,
+    key_of,
     load_average,
     machine,
     put_row,
@@ -318,11 +319,6 @@ def _judge(cell: PretrainedRun, run: Path) -> None:
     }
 
 
-def load() -> dict[Key, PretrainedRun]:
-    """The cells that exist."""
-    return {cell.key: cell for cell in (PretrainedRun(**row) for row in read_rows(RESULTS))}
-
-
 def main(arguments: list[str] | None = None) -> None:
     """The command line."""
     parser = GridParser(
@@ -333,8 +329,8 @@ def main(arguments: list[str] | None = None) -> None:
     parser.add_argument("--work", type=Path, default=REPO / "outputs" / "pretrained", help="data, model and logs")
     options = parser.parse_args(arguments)
     wanted = parser.cells(options)
+    known = {key_of(row): row["curve"][-1][2] for row in read_rows(RESULTS)}
     if not options.cell and not options.fresh:
-        known = load()
         wanted = [key for key in wanted if key not in known]
     if options.list:
         print("\n".join(cell_id(*key) for key in wanted))
@@ -343,7 +339,7 @@ def main(arguments: list[str] | None = None) -> None:
     for done, key in enumerate(wanted, 1):
         cell = run_cell(key, work)
         if options.check:
-            print(check_again(key, cell.curve[-1][2], {k: c.curve[-1][2] for k, c in load().items()}))
+            print(check_again(key, cell.curve[-1][2], known))
             continue
         put_row(RESULTS, asdict(cell))
         print(

@@ -13,8 +13,7 @@ import io
 import json
 import re
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from textwrap import wrap
 from typing import Any
@@ -183,25 +182,6 @@ def light(svg: str) -> str:
     return re.sub(r">\n {4,}<", "><", re.sub(r'\bd="[^"]*"', thinned, svg))
 
 
-@contextmanager
-def drawn(path: Path, count: int) -> Iterator[Any]:
-    """Axes beside one another, written when all is drawn."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
-    plt.rcParams.update({"svg.hashsalt": "verl-adaptive", "svg.fonttype": "none", "font.size": 9})
-    drawing, axes = plt.subplots(1, count, figsize=(3.4 * count, 3.4), layout="constrained", sharey=False)
-    yield axes
-    axes[0].set_ylabel("held-out accuracy")
-    axes[-1].legend(fontsize=7)
-    text = io.StringIO()
-    drawing.savefig(text, format="svg", metadata={"Date": None})
-    plt.close(drawing)
-    write_whole(path, light(text.getvalue()))
-
-
 def curves(axis: Any, runs: Runs, variant: str) -> None:
     """Held-out accuracy by rollouts, up to the budget: each seed that compares with GRPO's, and each policy's mean."""
     arms, grpo = {}, (variant, "grpo", runs.best_lr(variant, "grpo"))
@@ -217,14 +197,27 @@ def curves(axis: Any, runs: Runs, variant: str) -> None:
 
 def figures(root: Path) -> None:
     """Draw the plots again: ``accuracy.svg``, and the quickstart's."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
     results = root / "benchmarks" / "results"
     stored = read(results, "quickstart.json")["results"]
     plot([result_of(run) for run in stored], root / "docs" / "quickstart.svg")
     runs = training_runs(results)
-    with drawn(root / "benchmarks" / "figures" / "accuracy.svg", len(PANELS)) as axes:
-        for axis, (name, variant) in zip(axes, PANELS, strict=True):
-            curves(axis, runs[name], variant)
-            axis.set_title(name, fontsize=9)
+    plt.rcParams.update({"svg.hashsalt": "verl-adaptive", "svg.fonttype": "none", "font.size": 9})
+    count = len(PANELS)
+    drawing, axes = plt.subplots(1, count, figsize=(3.4 * count, 3.4), layout="constrained", sharey=False)
+    for axis, (name, variant) in zip(axes, PANELS, strict=True):
+        curves(axis, runs[name], variant)
+        axis.set_title(name, fontsize=9)
+    axes[0].set_ylabel("held-out accuracy")
+    axes[-1].legend(fontsize=7)
+    text = io.StringIO()
+    drawing.savefig(text, format="svg", metadata={"Date": None})
+    plt.close(drawing)
+    write_whole(root / "benchmarks" / "figures" / "accuracy.svg", light(text.getvalue()))
 
 
 def main(arguments: list[str] | None = None, root: Path = ROOT) -> None:

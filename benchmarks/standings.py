@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from benchmarks import pretrained
+from benchmarks.cells import key_of
 from benchmarks.runs import Policy, Runs
 from verl_adaptive.report.arms import median
 
@@ -167,7 +168,7 @@ def _rollouts(runs: Runs, cell: Policy, seed: int) -> float:
 def pretrained_runs(cells: Sequence[dict[str, Any]]) -> Runs:
     """The cells of ``results/pretrained.jsonl``."""
     return Runs(
-        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in cells},
+        {key_of(cell): cell for cell in cells},
         pretrained.COLUMNS,
         {name: size.budget for name, size in pretrained.VARIANTS.items()},
         list(pretrained.PRESETS),
@@ -181,7 +182,7 @@ def grid_runs(data: dict[str, Any]) -> Runs:
     changed = {name: data["settings"] | other for name, other in data["variants"].items()}
     held_out = list(data["columns"]).index("held_out")
     return Runs(
-        {(c["variant"], c["preset"], c["lr"], c["seed"]): c for c in data["cells"]},
+        {key_of(cell): cell for cell in data["cells"]},
         data["columns"],
         {name: v["steps"] * v["batch"] * v["n"] for name, v in changed.items()},
         list(data["presets"]),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
-from benchmarks.cells import Key, cell_id
+from benchmarks.cells import Key
 from benchmarks.presets import FULL, INGREDIENTS, SHIPPED, SOLO, SOLO_PARTS
 
 ORACLE = "oracle"
@@ -154,7 +154,3 @@ class Cell:
     @property
     def key(self) -> Key:
         return self.variant, self.preset, self.lr, self.seed
-
-    @property
-    def id(self) -> str:
-        return cell_id(*self.key)

@@ -6,14 +6,12 @@ import functools
 import json
 import tempfile
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 import torch
-from hydra import compose, initialize_config_module
-from hydra.core.global_hydra import GlobalHydra
-from omegaconf import OmegaConf
 from torch import nn
 
 from benchmarks.cells import thinned
@@ -29,7 +27,7 @@ from benchmarks.tiny_learner import (
     warm_start,
 )
 from benchmarks.torch_cells import CRITIC, ORACLE, PRESETS, REINFORCE, Cell, Settings
-from verl_adaptive.config import AdaptiveConfig, RunFacts
+from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import OrderedEngine, Requests, StepResult
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.groups import Groups
@@ -38,6 +36,7 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.simulate.learning import group_relative
+from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.stats.keys import KEY_DTYPE, key_hex
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.stats.warm_start import warm_start as warm_statistics
@@ -84,19 +83,11 @@ class Epochs:
         return out
 
 
-def composed(words: list[str]) -> AdaptiveConfig:
-    """The configuration that ``+adaptive=<word> <further words>`` means."""
-    GlobalHydra.instance().clear()
-    with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
-        made = compose(overrides=[f"+adaptive={words[0]}", *words[1:]])
-    return AdaptiveConfig.from_mapping(OmegaConf.to_container(made.adaptive, resolve=True))
-
-
 def make_engine(
     preset: str, settings: Settings, seed: int, sources: list[str], rates: Any, prior: np.ndarray | None = None
 ) -> OrderedEngine:
     """The engine of a run, over a table without visits, or with what is expected of each prompt."""
-    config = composed([*PRESETS[preset], f"adaptive.seed={seed}", f"adaptive.total_rollouts={settings.budget}"])
+    config = replace(compose_preset(PRESETS[preset]), seed=seed, total_rollouts=settings.budget)
     shape = step_shape(config, settings.batch, settings.n, settings.pool)
     policy = build_policy(shape.config)
     if preset.startswith(ORACLE):

@@ -123,7 +123,7 @@ def main(arguments: list[str] | None = None, settings: Settings = DEFAULT) -> No
         cells[cell.key] = cell
         save(options.results, settings, cells, machines)
         print(
-            f"[{done}/{len(wanted)}] {cell.id}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
+            f"[{done}/{len(wanted)}] {cell_id(*cell.key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
             f"{cell.steps} steps, {cell.seconds['all']:.1f} s",
             flush=True,
         )

@@ -70,7 +70,7 @@ def test_group_relative_is_grpo() -> None:
 def test_every_preset_is_in_it_and_composes() -> None:
     shipped = {p.stem for p in Path(bench.HERE.parent, "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
     for words in bench.PRESETS.values():
-        torch_run.composed(words)
+        torch_run.compose_preset(words)
     settled = {"adaptive.allocator.form=pipelined"}  # what the preset has in this process anyway
     assert shipped <= {words[0] for words in bench.PRESETS.values() if settled.issuperset(words[1:])}
 
