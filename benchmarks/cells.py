@@ -50,7 +50,7 @@ class GridParser(Parser):
         seeds: int,
     ) -> None:
         super().__init__(prog=prog, description=description)
-        self._names = {"presets": list(presets), "variants": list(variants)}
+        self._names = {"variants": list(variants), "presets": list(presets)}  # in the order of a key
         shown = "separated by commas or semicolons, of: "
         self.add_argument("--presets", default=";".join(arms), help=shown + "; ".join(self._names["presets"]))
         self.add_argument(
@@ -66,21 +66,21 @@ class GridParser(Parser):
 
     def cells(self, options: argparse.Namespace) -> list[Key]:
         """What is asked for, the most wanted first: all policies at one rate and seed, then further seeds, then further rates."""
-        chosen = {}
-        for what, known in self._names.items():
-            chosen[what] = [name.strip() for name in re.split("[;,]", getattr(options, what)) if name.strip()]
-            for name in chosen[what]:
-                if name not in known:
-                    self.error(f"no {what[:-1]} {name!r}; there are {', '.join(known)}")
         if options.seeds < 1:
             self.error("--seeds must be 1 or greater")
         if options.check and not options.cell:
             self.error("--check needs --cell ID")
         try:
             rates = [float(lr) for lr in options.lrs.split(",")]
-            again = [parse_id(text, self._names["variants"], self._names["presets"]) for text in options.cell]
+            again = [parse_id(text) for text in options.cell]
         except ValueError as error:
             self.error(str(error))
+        chosen = {}
+        for place, (what, known) in enumerate(self._names.items()):
+            chosen[what] = [name.strip() for name in re.split("[;,]", getattr(options, what)) if name.strip()]
+            for name in (*chosen[what], *(key[place] for key in again)):
+                if name not in known:
+                    self.error(f"no {what[:-1]} {name!r}; there are {', '.join(known)}")
         return again or [
             (variant, preset, lr, seed)
             for variant in chosen["variants"]
@@ -98,8 +98,8 @@ def cell_id(variant: str, preset: str, lr: float, seed: int) -> str:
     return f"{variant}/{preset}/lr={lr:g}/seed={seed}"
 
 
-def parse_id(text: str, variants: Iterable[str], presets: Iterable[str]) -> Key:
-    """The cell that a name means.
+def parse_id(text: str) -> Key:
+    """The cell that a name means, whose variant and preset need not exist.
 
     Raises:
         ValueError: it is not a cell's name.
@@ -107,9 +107,6 @@ def parse_id(text: str, variants: Iterable[str], presets: Iterable[str]) -> Key:
     parts = text.split("/")
     if len(parts) != 4 or not parts[2].startswith("lr=") or not parts[3].startswith("seed="):
         raise ValueError(f"{text!r} is no cell; write VARIANT/PRESET/lr=RATE/seed=NUMBER, with one of --list")
-    for what, name, known in (("variant", parts[0], list(variants)), ("preset", parts[1], list(presets))):
-        if name not in known:
-            raise ValueError(f"no {what} {name!r}; there are {', '.join(known)}")
     try:
         return parts[0], parts[1], float(parts[2][3:]), int(parts[3][5:])
     except ValueError:

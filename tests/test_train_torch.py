@@ -62,11 +62,6 @@ def test_exact_pass_rates_are_those_of_sampling() -> None:
     assert made.tokens.max() <= tiny.RESPONSE
 
 
-def test_group_relative_is_grpo() -> None:
-    got = torch_run.group_relative(np.array([1.0, 0.0, 0.0, 1.0, 0.5]), np.array([0, 0, 0, 1, 3]), 4)
-    assert got == pytest.approx([2 / 3 / 0.57735127, -1 / 3 / 0.57735127, -1 / 3 / 0.57735127, 1.0, 0.5], abs=1e-5)
-
-
 def test_every_preset_is_in_it_and_composes() -> None:
     shipped = {p.stem for p in Path(bench.HERE.parent, "hydra_configs/verl_adaptive/adaptive").glob("*.yaml")}
     for words in bench.PRESETS.values():
