@@ -20,7 +20,7 @@ from verl_adaptive.integration.selftest.verdicts import optimizer_updates
 
 __all__ = [
     "BEGIN", "MARK", "REPO", "ProcessRun", "assets", "balanced", "environment", "optimizer_updates", "read_metrics", "replays",
-    "several", "train", "train_rows", "words",
+    "several", "train", "train_rows", "trains", "words",
 ]  # fmt: skip
 
 REPO = Path(__file__).resolve().parents[2]
@@ -160,6 +160,15 @@ def balanced(run: ProcessRun, before: dict | None = None) -> None:
 def replays(run: ProcessRun, steps: int | None = None) -> None:
     """See :func:`verl_adaptive.integration.selftest.verdicts.differences`."""
     assert not verdicts.differences(run, steps)
+
+
+def trains(run: ProcessRun, steps: int) -> None:
+    """So many steps trained, each with a gradient; nothing is lost, and the record gives the same decisions."""
+    assert run.code == 0, run.tail
+    assert len(run.steps) == steps
+    balanced(run)
+    replays(run, steps)
+    assert all(g > 0 for g in run.series("actor/grad_norm"))
 
 
 def train_rows() -> int:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import ProcessRun, balanced, groups_of, optimizer_updates, replays, train
+from tests.e2e.harness import ProcessRun, groups_of, optimizer_updates, replays, train, trains
 from tests.e2e.starts import MIXED, PRESETS, SIX
 from verl_adaptive.stats import open_run, read_snapshot
 
@@ -79,7 +79,7 @@ def test_colocated_pilots_survive_a_kill(colocated):
 
 
 def test_parts_of_several_presets_train_colocated(colocated):
-    trains(colocated.mixed)
+    trains_all(colocated.mixed)
 
 
 @pytest.mark.matrix
@@ -149,16 +149,13 @@ def test_killed_again_and_again(preset, mode, tmp_path):
 def test_preset_trains(preset, mode, tmp_path):
     words = MIXED if preset == "mixed" else PRESETS.get(preset, (f"+adaptive={preset}",))
     run = train(tmp_path, *words, *mode, "trainer.total_training_steps=3", "adaptive.record=true")
-    trains(run)
+    trains_all(run)
     if preset == "greso" and mode == SEPARATE:  # trainer and rollout on different workers, two mini-steps a step
         assert set(run.series("adaptive/updates_total")) == {2.0}
         assert max(abs(k) for k in run.series("actor/ppo_kl")) > 0  # old log-probs are not those being trained
 
 
-def trains(run: ProcessRun) -> None:
-    assert run.code == 0, run.tail
-    assert len(run.steps) == 3
-    balanced(run)
-    assert all(g > 0 for g in run.series("actor/grad_norm"))
-    assert run.steps[-1]["adaptive/rollouts/held"] == 0  # nothing is generated that no step could train on
-    replays(run, 3)
+def trains_all(run: ProcessRun) -> None:
+    """Nothing is generated that no step could train on."""
+    trains(run, 3)
+    assert run.steps[-1]["adaptive/rollouts/held"] == 0
