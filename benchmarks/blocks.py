@@ -207,9 +207,8 @@ def situations(found: Found) -> list[str]:
     rows = [[situation, take, share(found[pool][name].of_grpo)] for situation, take, pool, name in SITUATIONS]
     rows += [[situation, take, "–"] for situation, take in UNMEASURED if situation in COMMON]
     lines = table(["your run", "take", "rollouts to GRPO's accuracy"], rows, left=2)
-    return [
-        line.replace("](#", "](choosing.md#").replace("](", "](docs/") for line in lines
-    ]  # from docs/choosing.md's place
+    # the links are docs/choosing.md's
+    return [line.replace("](#", "](choosing.md#").replace("](", "](docs/") for line in lines]
 
 
 #: The columns of docs/solo.md, and their titles. The other forms of GRPO are in RESULTS.md alone.

@@ -326,10 +326,11 @@ def main(arguments: list[str] | None = None) -> None:
         __doc__.splitlines()[0],
         **{"presets": PRESETS, "variants": VARIANTS, "arms": ARMS, "variant": "128", "lrs": LRS, "seeds": SEEDS},
     )
+    parser.add_argument("--results", type=Path, default=RESULTS, help="a line a cell")
     parser.add_argument("--work", type=Path, default=REPO / "outputs" / "pretrained", help="data, model and logs")
     options = parser.parse_args(arguments)
     wanted = parser.cells(options)
-    known = {key_of(row): row["curve"][-1][2] for row in read_rows(RESULTS)}
+    known = {key_of(row): row["curve"][-1][2] for row in read_rows(options.results)}
     if not options.cell and not options.fresh:
         wanted = [key for key in wanted if key not in known]
     if options.list:
@@ -341,7 +342,7 @@ def main(arguments: list[str] | None = None) -> None:
         if options.check:
             print(check_again(key, cell.curve[-1][2], known))
             continue
-        put_row(RESULTS, asdict(cell))
+        put_row(options.results, asdict(cell))
         print(
             f"[{done}/{len(wanted)}] {cell_id(*key)}: held-out {cell.curve[0][2]:.3f} -> {cell.curve[-1][2]:.3f}, "
             f"{cell.rollouts['generated']:,} rollouts, {cell.seconds:.0f} s",

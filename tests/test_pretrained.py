@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import re
+import shlex
 
 import pytest
 
@@ -60,6 +62,13 @@ def test_every_arm_is_a_command_line_that_verl_and_we_accept(tmp_path) -> None:
             assert config.data.train_batch_size * config.actor_rollout_ref.rollout.n == 128
             if arm != pretrained.PLAIN:
                 assert adaptive_of(config).total_rollouts == 128 * pretrained.VARIANTS["128"].steps
+
+
+def test_the_example_asks_for_two_runs_that_do_not_go_into_the_published_results(tmp_path, capsys) -> None:
+    script = (pretrained.REPO / "examples" / "pretrained_cpu.sh").read_text()
+    (words,) = re.findall(r"^ +set -- (.+)$", script, re.MULTILINE)
+    pretrained.main([*shlex.split(words.replace("$root", str(tmp_path))), "--list"])
+    assert capsys.readouterr().out.split() == ["128/grpo/lr=1e-05/seed=0", "128/solo/lr=1e-05/seed=0"]
 
 
 def test_a_run_is_read_from_what_verl_left(tmp_path) -> None:

@@ -232,15 +232,13 @@ def test_what_the_tables_say_of_a_pool() -> None:
     (itself,) = [line for line in front if line.startswith("GRPO itself")]
     assert itself.endswith("at 1.00 to 1.00, by pool.") and f"- {itself}" in block
     assert "| **+0.209 ± 0.000** (3) |" in "\n".join(block)
-    told = [
-        line for line in claims(dict.fromkeys(("pretrained", "real", "tiny"), runs)) if "| tiny, natural mix |" in line
-    ]
+    of_all = claims(dict.fromkeys(("pretrained", "real", "tiny"), runs))
+    told = [line for line in of_all if "| tiny, natural mix |" in line]
     (accuracy,) = [line for line in told if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in accuracy and accuracy.endswith("(3) | undecided |"), accuracy
     (compute,) = [line for line in told if line.startswith("| `aero` | compute")]
-    assert "0.38 ± 0.00" in compute and compute.endswith("(3) | smaller |"), (
-        compute
-    )  # half of the tokens train: 1 - (2 + 3) / 8
+    # half of the tokens train: 1 - (2 + 3) / 8
+    assert "0.38 ± 0.00" in compute and compute.endswith("(3) | smaller |"), compute
 
 
 def test_a_best_rate_at_the_end_of_the_grid_is_said() -> None:
