@@ -201,8 +201,6 @@ def examine(
         report.untried.append("presets: verl itself does not train here, without this package; look there first")
         _write(folder, report)
         return report
-    if not report.settings:  # no process group, say, where plain verl needs none
-        return report
 
     def preset(name: str, said: Sequence[str], mode: str = "sync", beside: Item | None = None) -> None:
         tried(name, lambda item: _judged(item, trained(item, [*said, RECORD], mode), beside))
