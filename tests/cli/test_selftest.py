@@ -169,6 +169,19 @@ def test_flash_attn_4_is_not_what_transformers_asks_for(monkeypatch, tmp_path) -
     assert suite._installed("flash_attn") and not suite.has_flash_attn()
 
 
+def test_of_an_engine_that_does_not_start_the_cause_is_said() -> None:
+    """The page said: Engine core initialization failed. See root cause above."""
+    cause = "ValueError: Free memory on device cuda:0 (20.1/79.2 GiB) on startup is less than desired"
+    actor = "\x1b[36m(vLLMHttpServer pid=553)\x1b[0m"
+    failed = "RuntimeError: Engine core initialization failed. See root cause above. Failed core proc(s): {}"
+    remote = "ray.exceptions.RayTaskError(RuntimeError): \x1b[36mray::vLLMHttpServer.launch_server()\x1b[39m (pid=553)"
+    log = f"{actor} {cause}\n{remote}\n{failed}\n"
+    assert suite.last_words(log) == f"(vLLMHttpServer pid=553) {cause}"
+    assert (
+        suite.last_words(f"{remote}\n{failed}") == failed and suite.last_words(log + "KeyError: 'x'") == "KeyError: 'x'"
+    )
+
+
 def test_a_queue_that_cannot_be_saved_is_not_asked_to_be(stages, tmp_path, monkeypatch) -> None:
     """With verl 0.9.0 and the TransferQueue that it pins, our own refusal failed the asynchronous runs."""
     saved = {}

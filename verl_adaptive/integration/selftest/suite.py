@@ -517,10 +517,11 @@ def _machine() -> dict[str, Any]:
 
 
 def last_words(text: str) -> str:
-    """The last line that says what went wrong."""
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
+    """The last line that says what went wrong; where an engine does not start, vLLM's and Ray's last lines only point to it."""
+    lines = [line.strip() for line in re.sub(r"\x1b\[[\d;]*m", "", text).splitlines() if line.strip()]
     wrong = [line for line in lines if re.search(r"(Error|Exception)\)?: |verl-adaptive:", line)]
-    return (wrong or lines or ["nothing was said"])[-1][:400]
+    causes = [line for line in wrong if not re.search(r"\): ray::|root cause", line)]
+    return (causes or wrong or lines or ["nothing was said"])[-1][:400]
 
 
 # -- the page -------------------------------------------------------------------------------------------------------
