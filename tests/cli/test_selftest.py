@@ -63,7 +63,7 @@ def test_the_page_names_what_failed_and_nobody() -> None:
     assert report.passed and said.startswith("verl-adaptive selftest: passed, 2 checks of 2 items")
     row = next(line for line in said.splitlines() if "+adaptive=greso" in line).split()
     assert row[:6] == ["ok", "+adaptive=greso", "33", "s", "1.50", "3"] and "17" in row
-    assert "strategy: fsdp" in said and "1.2e-07" in said
+    assert "strategy: fsdp" in said and "1.2e-07" in said and "if plain verl failed" not in said
     report.items.append(Item("+adaptive=solo", findings=["status 1: RuntimeError: out of memory"]))
     assert not report.passed and "FAILED (+adaptive=solo)" in suite.page(report)
     assert "out of memory" in suite.page(report) and json.dumps(report.as_json())
@@ -107,8 +107,10 @@ def test_the_same_command_goes_on_where_it_was_interrupted(stages, tmp_path) -> 
     assert first[4:] == ["solo-in-colocate_async", "greso-in-separate_async"]
     broken.clear()
     made.clear()
-    report = suite.examine(tmp_path)
+    heard: list[str] = []
+    report = suite.examine(tmp_path, say=heard.append)
     assert report.passed and made == ["solo-in-colocate_async"] and len(report.items) == len(first)
+    assert "plain verl: passed earlier, in this folder" in heard
     assert json.loads((tmp_path / "selftest.json").read_text())["passed"]
     assert (tmp_path / "selftest.txt").read_text().startswith("verl-adaptive selftest: passed")
     suite.examine(tmp_path, presets=["greso"], overrides=["trainer.nnodes=1"])

@@ -176,6 +176,8 @@ def examine(
             make(item)
             item.seconds = round(time.monotonic() - start, 1)
             kept.put(item)
+        else:
+            say(f"{name}: passed earlier, in this folder")
         report.items.append(item)
         report.seconds += item.seconds
         _write(folder, report)
@@ -567,9 +569,13 @@ def page(report: Report) -> str:
         f"checked   {'; '.join(said)}",
         "vs verl   seconds of the fastest step beside plain verl's; a preset generates more or fewer rollouts, so they may differ",
         "probs diff   of the tokens that train: a preset leaves out the certain ones, on which nothing can differ",
-        "if plain verl failed, training does not work here without this package either; if only others failed, please report "
-        "it with this page and its log (runs/*/log.txt beside it), and see docs/commands.md#selftest for what to do meanwhile",
     ]
+    if wrong:
+        lines.append(
+            "if plain verl failed, training does not work here without this package either; if only others failed, please "
+            "report it with this page and its log (runs/*/log.txt beside it), and see docs/commands.md#selftest for what to "
+            "do meanwhile"
+        )
     return "\n".join(lines)
 
 
