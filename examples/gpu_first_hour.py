@@ -26,6 +26,7 @@ from typing import Any
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest.runs import end_on_sigterm, read_metrics, train
 from verl_adaptive.integration.selftest.suite import (
+    PRESETS,
     count_gpus,
     has_flash_attn,
     last_words,
@@ -184,11 +185,12 @@ def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: str)
     Args:
         results: of the runs, each with ``preset`` and ``seed``.
         selftest: its JSON.
-        said: what ``compare`` printed of all arms; empty: a run failed.
+        said: what ``compare`` printed of all arms, or why there is no comparison.
     """
     machine, versions = selftest["machine"], selftest["versions"]
+    failed = ", ".join(item["name"] for item in selftest["items"] if item["findings"])
     lines = [
-        f"first hour: selftest {'passed' if selftest['passed'] else 'FAILED'}, {len(results)} runs",
+        f"first hour: selftest {f'FAILED ({failed}: see selftest/selftest.txt)' if failed else 'passed'}, {len(results)} runs",
         "",
         f"hardware  {', '.join(machine['accelerators']) or 'no GPU'}; {machine['cores']} cores, {machine['memory (GiB)']} GiB",
         f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",
@@ -202,8 +204,9 @@ def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: str)
     lines += [
         "",
         "Equal for all: model, data, settings, and the budget in generated rollouts. One seed decides nothing.",
+        "",
+        said.strip(),
     ]
-    lines += ["", said.strip()] if said else []
     return "\n".join(lines) + "\n"
 
 
@@ -268,7 +271,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="gpu_first_hour.sh", description=__doc__.partition("\n")[0])
     parser.add_argument("--out", type=Path, default=Path("first-hour"), help="folder (default: first-hour)")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 1 2; 1 in a rehearsal")
-    parser.add_argument("--presets", nargs="+", default=["grpo", "solo", "greso"])
+    parser.add_argument("--presets", nargs="+", choices=PRESETS, default=["grpo", "solo", "greso"])
     parser.add_argument("--steps", type=int, help="of GRPO, which set the budget of all (default: by the GPU's memory)")
     parser.add_argument("--cpu-rehearsal", action="store_true", help="a tiny model on the CPU: every step, no learning")
     parser.add_argument("--model", help=f"default: {MODEL}; in a rehearsal the selftest's")
@@ -317,8 +320,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.steps:
         sizes = replace(sizes, steps=args.steps)
     env = on_platform(own_ray(), gpus)
-    results, seeds = [], args.seeds or ([1, 2] if gpus else [1])
-    for seed, preset in itertools.product(seeds, args.presets):
+    results, runs = [], list(itertools.product(args.seeds or ([1, 2] if gpus else [1]), args.presets))
+    for seed, preset in runs:
         folder = out / f"{preset}-{seed}"
         done = folder / "done"
         status, why = 0, ""
@@ -328,8 +331,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             print(f"{folder} was begun with other options: take another --out, or remove it", file=sys.stderr)
             return 2
         if not done.exists():  # one that was interrupted goes on from its checkpoint
-            say(f"{preset}, seed {seed} ...")
-            run = train(folder, said, env, timeout=3600)
+            say(f"{preset}, seed {seed} ... (log: {folder}/log.txt)")
+            run = train(folder, said, env, timeout=max(3600, 180 * sizes.steps))
             status = run.code
             if status:
                 why = last_words(run.log)
@@ -345,7 +348,10 @@ def main(argv: Sequence[str] | None = None) -> int:
                 results[-1]["status"] = f"  no report: see {folder.name}/report.log"
         if status and len(results) == 1:
             break  # the others would fail alike
-    compared, status = "", int(any(result["status"] for result in results))
+    compared = "no comparison: a run or its report failed"
+    compared += f", and {len(runs) - len(results)} were not begun" * (len(results) < len(runs))
+    compared += "; after a mend the same command goes on"
+    status = int(any(result["status"] for result in results))
     if not status:  # verl's name of a run is in its path: preset, seed
         arms = [f"{preset}={out}/{preset}-*/checkpoints" for preset in args.presets]
         status = _call(

@@ -53,7 +53,7 @@ def test_the_page_says_what_the_runs_left(tmp_path) -> None:
     found = hour.summary(tmp_path)
     assert found == {"steps": 2, "rollouts": 1024, "trained": 0, "seconds": 24, "accuracy": [0.3, 0.45]}
     machine = {"accelerators": ["NVIDIA H100"], "cores": 16, "memory (GiB)": 128}
-    selftest = {"passed": True, "machine": machine, "versions": {"verl": "0.9.1"}}
+    selftest = {"passed": True, "machine": machine, "versions": {"verl": "0.9.1"}, "items": []}
     rows = [{"preset": "grpo", "seed": 1, "status": "", **found}]
     said = hour.page(rows, selftest, "solo minus grpo, final value")
     row = next(line for line in said.splitlines() if line.startswith("grpo"))
@@ -112,6 +112,44 @@ def test_what_cannot_be_fetched_is_said_before_the_selftest(tmp_path, monkeypatc
     assert (
         "cannot be fetched (ZeroDivisionError" in (said := capsys.readouterr().err) and "name --model <folder>" in said
     )
+
+
+def test_a_run_that_fails_the_page_says_what_is_missing_and_what_to_do(tmp_path, monkeypatch) -> None:
+    """It said nothing of the runs that were not begun, nor which item of the selftest had failed."""
+    out, data = tmp_path / "out", tmp_path / "data"
+    data.mkdir()
+    for name in ("train", "val"):
+        (data / f"{name}.parquet").touch()
+    machine = {"accelerators": ["NVIDIA H100"], "memory of one (GiB)": 79, "cores": 16, "memory (GiB)": 128}
+    item = suite.Item("greso in separate_async", findings=["wrong"], mode="separate_async")
+
+    def selftest(*words, log):
+        (out / "selftest").mkdir()
+        made = suite.Report({"verl": "0.9.1"}, machine, items=[item], finished=True).as_json()
+        (out / "selftest" / "selftest.json").write_text(json.dumps(made))
+        return 1
+
+    def train(folder, said, env, timeout):
+        assert timeout == 18000  # 100 steps were ended after an hour, before their first checkpoint, again and again
+        return ProcessRun(folder, 1, "torch.OutOfMemoryError: CUDA out of memory.")
+
+    monkeypatch.setattr(hour, "count_gpus", lambda env, timeout: (1, ""))
+    monkeypatch.setattr(hour, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(hour, "_call", selftest)
+    monkeypatch.setattr(hour, "train", train)
+    assert hour.main(["--out", str(out), "--model", str(tmp_path), "--data", str(data), "--steps", "100"]) == 1
+    said = (out / "page.txt").read_text()
+    assert "selftest FAILED (greso in separate_async: see selftest/selftest.txt), 1 runs" in said
+    assert "CUDA out of memory. (see grpo-1/log.txt)" in said
+    assert (
+        "no comparison: a run or its report failed, and 5 were not begun; after a mend the same command goes on" in said
+    )
+
+
+def test_a_preset_that_does_not_exist_is_refused_before_the_selftest(tmp_path, capsys) -> None:
+    with pytest.raises(SystemExit):
+        hour.main(["--out", str(tmp_path / "out"), "--presets", "grpo", "soloo"])
+    assert "invalid choice: 'soloo'" in capsys.readouterr().err
 
 
 def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:
