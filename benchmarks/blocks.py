@@ -67,10 +67,10 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
     made = runs["pretrained"]
     ratios = step_ratios(made, "solo-thin")["trained"]
     thin, solo, grpo = (("128", preset, made.best_lr("128", preset)) for preset in ("solo-thin", "solo", "grpo"))
-    gains, whole = made.less(thin, grpo), made.less(solo, grpo)
+    gains, beside = made.less(thin, grpo), made.less(thin, solo)
     return (
-        f"With `thin` it trains {np.mean(ratios):.2f} ×; accuracy minus GRPO's: {difference(gains)} ({len(gains)} seeds), without: "
-        f"{difference(whole)} ({len(whole)}). "
+        f"With `thin` it trains {np.mean(ratios):.2f} ×; accuracy minus GRPO's: {difference(gains)} ({len(gains)} seeds), minus that "
+        f"without `thin`: {difference(beside)} ({len(beside)}). "
     )
 
 
