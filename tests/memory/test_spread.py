@@ -68,7 +68,7 @@ def test_rewards_of_0_and_1_are_drawn_by_the_spread_of_successes() -> None:
     np.testing.assert_allclose(made._weight(rows), np.sqrt(v * (1 - v)) / made._scale.unit + 0.0125, rtol=1e-9)
 
 
-@pytest.mark.parametrize(("a", "b"), [(0.3, 0.0), (2.0, -1.0), (1.0, 0.5), (1e-3, 10.0)])
+@pytest.mark.parametrize(("a", "b"), [(0.3, 0.0), (2.0, -1.0), (1.0, 0.5), (0.1, 10.0)])
 def test_units_of_the_reward_do_not_matter(a, b) -> None:
     """Rewards in [0, .3] were drawn evenly, and .5 + correct hardly at all: every answer was a failure, or a success."""
     one, other, rng = make_spread(60), make_spread(60), np.random.default_rng(0)
@@ -101,6 +101,18 @@ def test_a_reward_for_the_format_takes_no_draws_away() -> None:
         show(made, Groups.from_lists(rows, reward[:, None].tolist(), success=(reward[:, None] >= 0.5).tolist()), step)
         drawn += np.bincount(source[rows], minlength=4) * (step > 50)
     np.testing.assert_allclose(drawn / drawn.sum(), 0.25, atol=0.02)
+
+
+@pytest.mark.parametrize("bonus", [0.1, 0.3])
+def test_successes_count_whole_after_equal_rewards(bonus) -> None:
+    """While every answer got the same reward for its format, the differences were roundings, and they the scale that clips."""
+    one, other = make_spread(60), make_spread(60)
+    for step in range(1, 16):
+        rows = np.random.default_rng(step).permutation(60)[:30]
+        reward = ((rows < 20) & (step > 5) & (rows % 2 == step % 2))[:, None].astype(float)
+        for made, values in ((one, reward), (other, reward + bonus)):
+            show(made, Groups.from_lists(rows, values.tolist()), step)
+    np.testing.assert_allclose(one._weight(np.arange(60)), other._weight(np.arange(60)), rtol=1e-6)
 
 
 def test_a_rogue_reward_draws_no_prompt_for_ever() -> None:

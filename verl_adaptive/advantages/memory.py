@@ -47,13 +47,13 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
-from verl_adaptive.groups import ROUNDING, Groups
+from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import NonNegative, Positive, Range, Share
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import Advantage
 from verl_adaptive.stats.running_mean import Memory
-from verl_adaptive.stats.scale import CLIP, RunningScale, others_mean, typical_distance, within
+from verl_adaptive.stats.scale import CLIP, RunningScale, beyond_rounding, others_mean, typical_distance, within
 from verl_adaptive.stats.table import Column, StatsTable
 
 
@@ -153,8 +153,7 @@ class MemoryBaseline(Advantage):
         shrink = self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
-        least = ROUNDING * np.maximum(np.abs(reward), self.col("scale")[groups.row][group_of])
-        return np.where(np.abs(off) <= least, 0.0, off)
+        return beyond_rounding(off, reward, self.col("scale")[groups.row][group_of])
 
     def _counted(
         self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, centre: float, distance: float

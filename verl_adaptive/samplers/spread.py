@@ -29,7 +29,7 @@ from typing import Annotated, Any, ClassVar, Literal
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
-from verl_adaptive.groups import Groups
+from verl_adaptive.groups import ROUNDING, Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Floor, Positive, Range, Share
 from verl_adaptive.rng import Draw, unit
@@ -40,8 +40,6 @@ from verl_adaptive.stats.table import StatsTable
 
 #: The greatest float64 below 2^64.
 _MOST = 2.0**64 - 2.0**11
-#: Standard deviation of the reward, in sizes of its mean, that is rounding.
-_ROUNDING = 1e-6
 
 
 class Spread(Sampler):
@@ -165,7 +163,7 @@ class Spread(Sampler):
         unit = self._scale.unit
         if not unit:
             return np.full(len(rows), 0.5)
-        spread = np.where(spread <= _ROUNDING * np.abs(mean), 0.0, spread / unit)
+        spread = np.where(spread <= ROUNDING * np.abs(mean), 0.0, spread / unit)
         return np.where(np.isnan(spread), 0.5, np.minimum(spread, 1.0))
 
     def _mixed(self, rows: np.ndarray, value: np.ndarray) -> np.ndarray:

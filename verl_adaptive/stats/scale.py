@@ -5,7 +5,7 @@ The running scale of differences d = r − b is
     S = max( √(Σ ω_t q_t / Σ ω_t),  ¼ · Σ d² / Σ |d| )
 
 * q_t is the mean square of a step's differences, ω_t falls by a tenth with every later step (``RATE``). A step in which
-  every difference is 0 has no q: it says nothing about the scale.
+  every difference is 0 has no q: it says nothing about the scale. One of at most 1e-6 of its reward, or of S, is 0.
 * Σ d² / Σ |d| is over the run, and falls by a hundredth with every step that has a difference (``KEPT``). Of a reward
   of two values it is half of their distance, whether one in two answers is right or one in ten thousand. So S does not
   vanish where successes are rare: the advantage of a success is at most 8, as in a GRPO group of 64.
@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.groups import ROUNDING
 from verl_adaptive.stats.running_mean import PSEUDO
 
 #: A difference counts for at most so many scales.
@@ -48,6 +49,11 @@ def typical_distance(values: np.ndarray) -> tuple[float, float]:
 def within(reward: np.ndarray, centre: np.ndarray, limit: np.ndarray | float) -> np.ndarray:
     """float64 ``(k,)``: rewards farther from the centre than the limit are moved to the limit; the others stay, bit for bit."""
     return np.where(np.abs(reward - centre) > limit, centre + np.clip(reward - centre, -limit, limit), reward)
+
+
+def beyond_rounding(off: np.ndarray, reward: np.ndarray, scale: np.ndarray | float) -> np.ndarray:
+    """float64 ``(k,)``: the differences, 0 where one is rounding beside its reward or the scale."""
+    return np.where(np.abs(off) <= ROUNDING * np.maximum(np.abs(reward), scale), 0.0, off)
 
 
 def others_mean(mine: np.ndarray, every: np.ndarray) -> np.ndarray:
@@ -87,6 +93,7 @@ class RunningScale:
 
     def observe(self, rewards: np.ndarray, off: np.ndarray) -> None:
         """Take data sources and rewards of the step under way, ``(2, k)``, and their differences; nan: not known."""
+        off = beyond_rounding(off, rewards[1], self.before)
         self._seen = np.concatenate([self._seen, [*rewards, off]], axis=1)
 
     @property
