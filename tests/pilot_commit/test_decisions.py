@@ -216,6 +216,10 @@ def test_pilots_follow_the_recent_share_unless_it_is_said() -> None:
         part.end_step(at(batch=10))
     seen(part, [2] * 5 + [0] * 15)  # the past is forgotten: 1 in 4
     assert part.prompts(10, at(2, batch=10)) == 44
+    for step in range(3, 4000):  # nothing in the band any more
+        part.end_step(at(step, batch=10))
+        seen(part, [4] * 20, step)
+    assert part.prompts(10, at(4000, batch=10)) == 704  # 1.1 · 10 / (1/64): no share below that is reckoned with
     fixed = made({"n_pilot": 4, "factor": 2.0}, batch=10, n=16)
     seen(fixed, [2] * 5 + [0] * 15)
     assert fixed.prompts(10, at(2, batch=10)) == 20

@@ -49,7 +49,7 @@ import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, RunFacts, SuccessConfig, check
 from verl_adaptive.groups import Groups, at_least, at_most
-from verl_adaptive.progress import OVER_ASK, Progress
+from verl_adaptive.progress import LEAST_YIELD, OVER_ASK, Progress
 from verl_adaptive.ranges import Count, Positive, Range
 from verl_adaptive.roles import CLOSE, HOLD, PolicyParts
 from verl_adaptive.roles.pooled import PooledAllocator
@@ -230,7 +230,7 @@ class PilotCommit(PooledAllocator):
         if missing == 0 or wanted == 0:
             return 0
         if sized:
-            return math.ceil(OVER_ASK * missing * judged / found)
+            return math.ceil(OVER_ASK * missing * judged / max(found, LEAST_YIELD * judged))
         return max(1, round((self.config.factor or PUBLISHED) * progress.batch))
 
     def affordable(self, wanted: int, progress: Progress) -> int:
