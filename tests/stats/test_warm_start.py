@@ -97,6 +97,15 @@ def test_evidence_becomes_pseudo_counts(source: str) -> None:
     assert report.match_rate == pytest.approx(4 / 6) and "4 of 6 prompts (66.7%)" in str(report)
 
 
+def test_the_first_step_is_this_runs(source: str) -> None:
+    """It stayed -1 as if there had been no visit; the rate that the prompt began with is the earlier run's."""
+    table = fresh(2)
+    warm_start(table, source, discount=0.5)
+    for step in (3, 5):
+        table.observe(Groups.from_lists([0], [[1.0, 1.0]]), step, tolerance=0.0)
+    assert numbers(table, "first_step", "last_step", "first_rate", "last_rate") == [[3], [5], [0.0], [1.0]]
+
+
 def test_thin_evidence_vanishes_and_own_evidence_wins(source: str) -> None:
     table = fresh(0, 3)
     table.observe(Groups.from_lists([0], [[0.0, 1.0]]), 1, tolerance=0.0)

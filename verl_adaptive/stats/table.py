@@ -363,7 +363,8 @@ class StatsTable:
             get("reward_sum")[row] += visits.reward[wave]
             get("tokens")[row] += tokens[wave]
             extend_streaks(get("streak"), get("streak_kind"), row, kind[wave])
-            get("first_step")[row[fresh]] = step[fresh]
+            new = get("first_step")[row] < 0  # also where a warm start brought an earlier run's visits
+            get("first_step")[row[new]] = step[new]
             get("last_step")[row] = step
             get("first_rate")[row[fresh]] = rate[fresh]
             get("last_rate")[row] = rate
