@@ -149,9 +149,9 @@ class Memory:
         """Start from the table's evidence on prompts that this memory has not met (a warm start).
 
         Args:
-            sums: float64, one a row: the sum over all rollouts, of successes or rewards. What is remembered weighs as
-                much as one visit after the other of a rollout each would, at most 1 / (1 − ρ), and fades the prior
-                as they would. Where it is not a number, nothing is known.
+            sums: float64, one a row: the sum over all rollouts, of successes or rewards. What is remembered counts for as
+                many rollouts, at most for 1 / (1 − ρ), and fades the prior as a visit for each of them would. Where it is
+                not a number, nothing is known.
         """
         n = self.table.col("rollouts").astype(np.float64)
         rows = np.flatnonzero((n > 0) & (self.col("count") == 0) & np.isfinite(sums))
