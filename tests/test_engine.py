@@ -155,7 +155,6 @@ def same_batch(a: StepResult | str, b: StepResult | str) -> None:
         np.testing.assert_array_equal(getattr(a.groups, f.name), getattr(b.groups, f.name), err_msg=f.name)
     for name in ("outcome", "trains", "zero_row"):
         np.testing.assert_array_equal(getattr(a, name), getattr(b, name), err_msg=name)
-    assert a.partial == b.partial
     mine, theirs = (
         {
             **r.ledger.rollouts.as_dict(),
@@ -218,7 +217,6 @@ def test_every_rollout_is_accounted_for(setup, seed) -> None:
         assert (np.diff(groups.submission) > 0).all()
         trained = np.flatnonzero(result.trained)
         assert len(trained) <= setup["batch"] or whole
-        assert result.partial == (len(trained) < setup["batch"])
         assert (result.outcome[groups.failed] == "failed").all()
         member = groups.rollout_mask(result.trained)
         assert not ((result.trains | result.zero_row) & ~member).any() and not (result.trains & result.zero_row).any()
@@ -768,7 +766,7 @@ def test_everything_solved() -> None:
     engine, world = make_engine(filter="informative", p=np.ones(10), batch=4, n=4, max_rounds=3)
     result = run_step(engine, world, 1)
     assert set(result.outcome) == {"all_correct", "trained"}
-    assert "and 48 rollouts (12 all_correct)" in result.note and not result.partial
+    assert "and 48 rollouts (12 all_correct)" in result.note and result.trained.sum() == 4
     # One row carries the step's zero gradient; the others are left out.
     assert result.trains.sum() == 1
     assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.zero_row].min()
@@ -788,7 +786,6 @@ def test_on_exhausted(on_exhausted) -> None:
         return
     result = run_step(engine, world, 1)
     assert result.trained.sum() == (1 if on_exhausted == "train_partial" else 8)
-    assert result.partial == (on_exhausted == "train_partial")
     assert "1 of 8 groups" in result.note
     assert result.ledger.rollouts.balanced()
     if on_exhausted == "relax":  # the first submitted fill up
@@ -822,7 +819,7 @@ def test_a_cap_ends_a_step_as_configured_without_refill_too(parts, prompts, make
                 any_step(engine, world)
             continue
         result = any_step(engine, world)
-        assert result.partial and "cap of 20 rollouts was reached" in result.note
+        assert result.trained.sum() < 8 and "cap of 20 rollouts was reached" in result.note
         if make is make_engine:
             drops = len(result.groups) - result.trained.sum()
             assert len(result.groups) == prompts and (drops == 0 or on_exhausted == "train_partial")
@@ -835,6 +832,22 @@ def test_what_a_filter_or_a_plan_leaves_out_exhausts_nothing(cap, rate) -> None:
     for parts in (("epoch", "fixed", "informative"), ("cero",)):
         engine, world = make_engine(*parts, p=rates, batch=8, n=8, steps=8, max_rollouts_per_step=cap, **ended)
         assert not any(result.note for result in run(engine, world, 8))
+
+
+@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+def test_a_batch_that_the_filter_drops_whole_exhausts_nothing_without_refill(make) -> None:
+    """An asynchronous trainer draws once more before it falls back on dropped groups; that this ends ended the run."""
+    options = {"p": np.ones(64), "refill": False, "on_exhausted": "raise", "max_rounds": 1}
+    engine, world = make(filter="informative", **options)
+    result = any_step(engine, world)
+    assert result.trained.sum() == 8 and "0 of 8 groups" in result.note and "(8 all_correct)" in result.note
+
+
+@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+def test_a_note_lists_kept_groups_beside_dropped_ones(make) -> None:
+    """Of an asynchronous step that kept all its groups it said "none finished"."""
+    engine, world = make(batch=8, n=4, p=np.full(64, 0.5), max_rollouts_per_step=20)
+    assert "5 of 8 groups after 1 round and 20 rollouts (5 trained): the step's cap" in any_step(engine, world).note
 
 
 def test_all_failed_ends_with_a_message() -> None:
@@ -1134,7 +1147,7 @@ def test_exhausted(mode, parts):
             arrivals.step(engine, 1)
         return
     result = arrivals.step(engine, 1)
-    assert result.trained.sum() == 8 and not result.partial and "max_rounds=2" in result.note
+    assert result.trained.sum() == 8 and "max_rounds=2" in result.note
     assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8 and engine._drawn == 2 * 16
 
 
@@ -1159,7 +1172,7 @@ def test_what_little_there_is_serves_every_mini_step(mode, rate):
     )
     result = Arrivals(world, 1).step(engine, 1)
     assert [len(taken.groups) for taken in engine._taken] == [2, 1, 1, 1]
-    assert result.trained.sum() == 5 and result.partial and f"{0 if rate == 0 else 5} of 8 groups" in result.note
+    assert result.trained.sum() == 5 and f"{0 if rate == 0 else 5} of 8 groups" in result.note
     assert all("cap of 40 rollouts" in taken.note for taken in engine._taken if taken.note)
 
 
@@ -1184,7 +1197,7 @@ def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
     while not engine.finished:
         result = arrivals.step(engine, len(sizes) + 1)
         sizes.append([len(taken.groups) for taken in engine._taken])
-        assert result.trained.sum() == sum(sizes[-1]) and not result.partial
+        assert result.trained.sum() == sum(sizes[-1])
     assert sizes == [[1, 1, 1, 0]]
     assert "3 of 8 groups" in result.note
 

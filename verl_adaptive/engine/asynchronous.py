@@ -170,17 +170,14 @@ class AsyncEngine(Engine):
         if not self.decided:
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
         parts = self.async_facts.parts
-        note, share, left = "", self.facts.batch // parts, max(1, parts - len(self._taken))
-        # A plan of a step may be any number of groups, unless the step's cap cut it.
-        planned, have = self.policy.sampler.plans_steps and not self.tracker.why, len(self.ready)
-        limited = self.tracker.limited
-        if not have or (not planned and have < (share * left if self.starved else share)):
-            if limited or not have:
-                note = self.tracker.shortage(sum(len(r.groups) for r in self._taken) + have, self.progress.round)
-            if self.config.on_exhausted == "raise" and limited:
-                raise Exhausted(note)
-            if not (have or self._own) or (self.config.on_exhausted == "relax" and limited):
-                # Every mini-step gets its part of what there is.
+        share, left = self.facts.batch // parts, max(1, parts - len(self._taken))
+        note, have = "", len(self.ready)
+        if self.starved:
+            closed = Closed.concat([*self._taken, self.ready, *self.tracker.closed])
+            note, falls_back = self.tracker.resort(closed, self._own + have)
+            if not have:
+                note = note or self.tracker.shortage(closed, self._own)
+            if falls_back:  # every mini-step gets its part of what there is
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
                 note = self.tracker.fallback(note, len(self.ready) - have)
@@ -192,8 +189,7 @@ class AsyncEngine(Engine):
         batch.zero_row = self.tracker.zero_rows(batch.groups, batch.trained, batch.trains)
         batch.trains = batch.trains & ~batch.zero_row
         self._own += min(have, len(batch))
-        partial = not planned and len(batch) < share
-        result = StepResult(**vars(batch), ledger=Ledger(), partial=partial, note=note, rounds=self.progress.round)
+        result = StepResult(**vars(batch), ledger=Ledger(), note=note, rounds=self.progress.round)
         self._taken.append(result)
         self._measure()
         self.recorder.took(result)
@@ -203,8 +199,8 @@ class AsyncEngine(Engine):
         """The account of the step: all groups that left the window in it, trained or dropped."""
         left = Closed.concat([*self._taken, *self.tracker.closed]).sorted()
         self.tracker.level(self.ready.groups)
-        note, partial = next((r.note for r in self._taken if r.note), ""), any(r.partial for r in self._taken)
-        result = StepResult(**vars(left), ledger=self.ledger, partial=partial, note=note, rounds=self.progress.round)
+        note = next((r.note for r in self._taken if r.note), "")
+        result = StepResult(**vars(left), ledger=self.ledger, note=note, rounds=self.progress.round)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
         self._paid = {submission: paid for submission, paid in self._paid.items() if submission in living}

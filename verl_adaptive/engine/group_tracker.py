@@ -154,53 +154,59 @@ class GroupTracker:
 
     # -- a step's end ---------------------------------------------------------------------------------------
 
-    def batch(self, closed: Closed, rounds: int) -> StepResult:
+    def batch(self, closed: Closed) -> StepResult:
         """Settle a step's batch: the first B kept groups in submission order.
 
         Args:
             closed: all groups of the step, in submission order.
-            rounds: times prompts were sent, for messages.
 
         Raises:
             Exhausted: the batch is short and ``adaptive.on_exhausted=raise``, or nothing at all came back.
         """
-        config, size = self.config, self.facts.batch
         groups, outcome, trains = closed.groups, closed.outcome.copy(), closed.trains.copy()
-        kept = np.flatnonzero(outcome == "trained")
-        short = self.wants(len(kept)) if config.refill else self.limited and len(groups) < size
-        note = self.shortage(len(kept), rounds) if short else ""
-        if short and config.on_exhausted == "raise":
-            raise Exhausted(note)
-        if (short and config.on_exhausted == "relax") or len(kept) == 0:
-            spare = self.spare(closed)
-            if len(kept) == 0 and len(spare) == 0:
-                raise Exhausted(note or self.shortage(0, rounds))
-            fill = spare[: size - len(kept)]
+        kept = int(closed.trained.sum())
+        note, falls_back = self.resort(closed, kept)
+        if falls_back:
+            fill = self.spare(closed)[: self.facts.batch - kept]
+            if not kept and not len(fill):
+                raise Exhausted(note)
             outcome[fill] = "trained"
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
-            kept = np.flatnonzero(outcome == "trained")
             note = self.fallback(note, len(fill))
-        trains &= groups.rollout_mask(outcome == "trained")
         zero_row = self.zero_rows(groups, outcome == "trained", trains)
-        return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, len(kept) < size, note, rounds)
+        return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, note, self.progress.round)
+
+    def resort(self, closed: Closed, kept: int) -> tuple[str, bool]:
+        """What ``adaptive.on_exhausted`` says of a step that gets no further groups: a note, and whether it falls back on groups
+        that it dropped.
+
+        Without refill the filter may leave a batch short: only data or a cap that end the sampling before there are B groups
+        are a reason then.
+
+        Args:
+            closed: all groups of the step.
+            kept: of these, those that the filter kept.
+
+        Raises:
+            Exhausted: the batch is short and ``adaptive.on_exhausted=raise``.
+        """
+        config = self.config
+        short = self.wants(kept) if config.refill else bool(self.why) and len(closed) < self.facts.batch
+        note = self.shortage(closed, kept) if short or not kept else ""
+        if short and config.on_exhausted == "raise":
+            raise Exhausted(note)
+        return note, not kept or (short and config.on_exhausted == "relax")
 
     @staticmethod
     def fallback(note: str, groups: int) -> str:
         """The note of a step that trains on this many groups that it dropped."""
         if not groups:
             return note
-        why = (note or "no group passed the filter").rstrip(".")
-        return f"{why}. The step trains on {groups} of the groups that it dropped"
+        return f"{note.rstrip('.')}. The step trains on {groups} of the groups that it dropped"
 
     def wants(self, kept: int) -> bool:
         """Whether a batch of ``kept`` groups is short; where every group trains, a few that failed are no reason to wait."""
         return self.facts.batch - kept > (FEW_LOST * self.facts.batch if self.lenient else 0)
-
-    @property
-    def limited(self) -> bool:
-        """Whether ``adaptive.on_exhausted`` decides about a short batch. Without refill the filter may leave a batch short:
-        only data or a cap that end the sampling are a reason then."""
-        return self.config.refill or bool(self.why)
 
     @property
     def lenient(self) -> bool:
@@ -233,11 +239,9 @@ class GroupTracker:
             ledger.drop(reason, tokens[groups.rollout_mask(result.outcome == reason)])
         self.total.add(ledger)
 
-    def shortage(self, kept: int, rounds: int) -> str:
-        """Why a batch is short, for people."""
-        names, amounts = np.unique(
-            np.concatenate([c.outcome.astype(str) for c in self.closed] or [np.zeros(0, dtype=str)]), return_counts=True
-        )
+    def shortage(self, closed: Closed, kept: int) -> str:
+        """Why a batch is short, for people; arguments as :meth:`resort`."""
+        names, amounts = np.unique(closed.outcome.astype(str), return_counts=True)
         listed = ", ".join(f"{v} {k}" for k, v in zip(names, amounts, strict=True)) or "none finished"
         unasked = (
             "the sampler gave no further prompt" if self.config.refill else "adaptive.refill=false asks for no others"
@@ -247,9 +251,9 @@ class GroupTracker:
             "the filter set the limits"
         )
         return (
-            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {counted(rounds, 'round')} and "
+            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {counted(self.progress.round, 'round')} and "
             f"{counted(self.ledger.rollouts.generated, 'rollout')} ({listed}): {self.why or unasked}."
-            + (limits if self.limited else "")
+            + (limits if self.config.refill or self.why else "")
         )
 
     # -- state ----------------------------------------------------------------------------------------------

@@ -212,7 +212,7 @@ class OrderedEngine(Engine):
         tracker.hold(held)
         tracker.level()
         self._explain()
-        result = tracker.batch(Closed.concat(tracker.closed).sorted(), step.waves)
+        result = tracker.batch(Closed.concat(tracker.closed).sorted())
         self._close_step(result)
         return result
 
@@ -516,7 +516,7 @@ class OrderedEngine(Engine):
         """Say why the step's sampling ended, in case the batch is short."""
         if not self.tracker.why and self._step.candidates.ended:
             self.tracker.why = self._step.candidates.ended
-        if not self.tracker.why and self._most == 0:
+        if not self.tracker.why and self.config.refill and self._most == 0:
             self.tracker.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
 
     # -- state ----------------------------------------------------------------------------------------------

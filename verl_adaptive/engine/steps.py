@@ -137,13 +137,11 @@ class StepResult(Closed):
 
     Attributes:
         ledger: the step's account.
-        partial: the batch is short of ``adaptive``'s B groups.
         note: a warning for the log, or an empty string.
         rounds: times prompts were sent; of an asynchronous trainer's step, times results were looked at.
     """
 
     ledger: Ledger
-    partial: bool
     note: str
     rounds: int
 

@@ -82,7 +82,7 @@ class VerlFilter(Engine):
         kept = Closed.of(good, np.where(first, "trained", "surplus"), good.rollout_mask(first))
         closed = Closed.concat([kept, Closed.of(evicted, "no_variance")]).sorted()
         self.tracker.learn(closed.groups)
-        result = StepResult(**vars(closed), ledger=self.ledger, partial=False, note="", rounds=self.progress.round)
+        result = StepResult(**vars(closed), ledger=self.ledger, note="", rounds=self.progress.round)
         self.tracker.account(result)
         return result
 
