@@ -52,9 +52,9 @@ def candidates(size: int, chance: np.ndarray, seed: int, whole: int, asks: list[
             line.extend(begun + count)
         line.extend(begun + 3 * size)
         laps.append(line.index[begun:].tolist())
-        if line.ended or not line.new_lap(line.row[:0]):
+        if prompt_source.ended or not line.new_lap(line.row[:0]):
             break
-    return laps, line.ended
+    return laps, prompt_source.ended
 
 
 @given(

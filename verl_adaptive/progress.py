@@ -66,3 +66,8 @@ class Progress:
     def room(self) -> int:
         """Rollouts that may still be asked for this step."""
         return 2**62 if self.cap is None else max(0, self.cap - self.planned)
+
+    @property
+    def capped(self) -> str:
+        """Why a step gets no further rollouts, where it has no room."""
+        return f"the step's cap of {self.cap} rollouts was reached"

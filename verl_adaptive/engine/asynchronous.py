@@ -38,7 +38,6 @@ import numpy as np
 
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
-from verl_adaptive.engine.prompt_source import MAX_PASSES, fills
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -255,21 +254,18 @@ class AsyncEngine(Engine):
         progress, policy, prompt_source = self.progress, self.policy, self.prompt_source
         planned = None
         if prompt_source.picks:
-            cap, room = progress.cap, progress.room
             rows, planned = prompt_source.draw(wanted, progress, busy)
             index = prompt_source.positions(rows)
-            if policy.sampler.plans_steps and fills(room, planned):
-                self.tracker.why = f"the step's cap of {cap} rollouts was reached"
         else:
-            if not prompt_source.admit(wanted, progress, busy, ungated=ungated):
-                self.tracker.why = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+            prompt_source.admit(wanted, progress, busy, ungated=ungated)
             index = prompt_source.queue[:wanted]
             rows = prompt_source.row_of[index]
+        self.tracker.why = prompt_source.ended or self.tracker.why
         n = answers.first(policy.allocator, rows, planned, progress)
         fund = answers.fund(policy.allocator, n, planned)
         fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
         if fits < len(rows):
-            self.tracker.why = f"the step's cap of {progress.cap} rollouts was reached"
+            self.tracker.why = progress.capped
         if prompt_source.picks:
             prompt_source.put_back(rows[fits:])
         else:
@@ -298,7 +294,7 @@ class AsyncEngine(Engine):
         if self.pooled is not None:
             wanted = answers.amount(self.pooled, "affordable", wanted, progress)
         if wanted < min(missing, most):
-            tracker.why = f"the step's cap of {progress.cap} rollouts was reached"
+            tracker.why = progress.capped
         return wanted
 
     def _viable(self) -> int:

@@ -221,7 +221,7 @@ class Engine(ABC):
             epoch=self.prompt_source.epoch(self.total.rollouts.generated),
             **more,
         )
-        self.prompt_source.skipped = self.prompt_source.pulled = 0
+        self.prompt_source.skipped, self.prompt_source.pulled, self.prompt_source.ended = 0, 0, ""
         self.tracker.open_step(self.progress)
 
     def _close_step(self, result: StepResult) -> None:

@@ -283,7 +283,7 @@ class OrderedEngine(Engine):
             least = t.spent.sum() + np.cumsum(n)
             fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
             if fits < len(n) and least[fits] > cap:
-                self.tracker.why = f"the step's cap of {cap} rollouts was reached"
+                self.tracker.why = self.progress.capped
                 step.candidates_over = True
             step.behind = len(n) - fits
             rows, n, may = rows[:fits], n[:fits], may[:fits]
@@ -330,9 +330,8 @@ class OrderedEngine(Engine):
                 requests = Requests.join([requests, more])
                 break
             # Nothing is in flight and all candidates are used up: prompts may come a second time, if nothing else is missing.
-            idle = (
-                not len(self.flight) and self._missing() > 0 and not step.candidates.ended and not step.candidates_over
-            )
+            ended = self.prompt_source.ended or step.candidates_over
+            idle = not len(self.flight) and self._missing() > 0 and not ended
             if not (idle and self.tracker.wants(step.submissions.amount(_KEPT))):
                 break
             if not step.candidates.new_lap(Groups.concat(step.holding).row):
@@ -514,8 +513,7 @@ class OrderedEngine(Engine):
 
     def _explain(self) -> None:
         """Say why the step's sampling ended, in case the batch is short."""
-        if not self.tracker.why and self._step.candidates.ended:
-            self.tracker.why = self._step.candidates.ended
+        self.tracker.why = self.tracker.why or self.prompt_source.ended
         if not self.tracker.why and self.config.refill and self._most == 0:
             self.tracker.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
 

@@ -33,6 +33,7 @@ MAX_PASSES = 4
 MOST_DUE = 4
 
 _NONE = np.zeros(0, dtype=np.int64)
+_SHUT = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
 
 
 class PromptSource:
@@ -47,6 +48,7 @@ class PromptSource:
         position: stream positions that are decided about, since the run began.
         skipped: prompts that the gate turned away in this step.
         pulled: stream positions that the gate was asked about in this step.
+        ended: why this step gets no further prompts, or an empty string.
     """
 
     def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, source: PromptStream) -> None:
@@ -59,7 +61,7 @@ class PromptSource:
         self._by_row = np.argsort(self.pool)
         self.queue, self.ahead, self.due = _NONE, _NONE, _NONE
         self.position = 0
-        self.skipped = self.pulled = 0
+        self.skipped, self.pulled, self.ended = 0, 0, ""
         self._since = (0, 0.0)  # position and passes since when the data set has its size: a resume may change it
 
     @property
@@ -113,6 +115,9 @@ class PromptSource:
                 f"{who(self.sampler)}.pick chose row {rows[strange][0]}, which is not in the pool that it was given: a Pick "
                 "has values of pool, not positions in it"
             )
+        plan = planned if self.sampler.plans_steps and planned is not None else _NONE
+        if len(plan) and 0 <= progress.room - plan.sum() < plan.min():  # no room for another of the smallest
+            self.ended = progress.capped
         return rows, planned
 
     def draw(self, count: int, progress: Progress, busy: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
@@ -142,17 +147,15 @@ class PromptSource:
         if not (self.sampler.plans_rollouts or self.sampler.plans_steps):
             self.due = np.concatenate([rows, self.due])
 
-    def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool) -> bool:
-        """Pull the stream through the gate until ``wanted`` prompts wait in the queue.
+    def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool) -> None:
+        """Pull the stream through the gate until ``wanted`` prompts wait in the queue, or it has let nothing more through in
+        :data:`MAX_PASSES` passes over the data in the step.
 
         Args:
             wanted: length of the queue asked for.
             progress: the step; its ``epoch`` follows the stream.
             busy: int64, table rows that have a group under way, the queue's own apart.
             ungated: let the stream through unseen, rather than end the run, if nothing at all is let through.
-
-        Returns:
-            Whether the gate let enough through; False after :data:`MAX_PASSES` passes over the data in the step.
         """
         while len(self.queue) < wanted:
             if self.pulled >= MAX_PASSES * self.source.size:
@@ -163,7 +166,8 @@ class PromptSource:
                     self.position += len(index)
                     unseen += len(index)
                     self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy)]
-                return False
+                self.ended = _SHUT
+                return
             index = self.pull(wanted - len(self.queue))
             position = self.position + np.arange(len(index), dtype=np.int64)
             self.position += len(index)
@@ -174,7 +178,6 @@ class PromptSource:
             passed = self._free(index, passed, busy)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
-        return True
 
     def _free(self, index: np.ndarray, passed: np.ndarray, busy: np.ndarray) -> np.ndarray:
         """bool ``(k,)``: of the positions that passed, those whose prompt has no group under way, nor a place before it."""
@@ -250,7 +253,6 @@ class CandidateQueue:
     Attributes:
         index, row: int64 ``(k,)``, the candidates so far: position in the data set and table row.
         planned: int64 ``(k,)``, a pool sampler's own plan, -1 for none.
-        ended: why there are no more, or an empty string.
     """
 
     def __init__(
@@ -259,7 +261,6 @@ class CandidateQueue:
         self._prompts, self._progress, self._busy = prompts, progress, busy
         self._ungated, self._first = ungated, first
         self.index, self.row, self.planned = _NONE, _NONE, _NONE
-        self.ended = ""
         self._end = _NONE  # per candidate: stream positions decided about once it is
         self._raw = _NONE  # read from the stream in this step, in order
         self._passed = np.zeros(0, dtype=bool)  # of these, what the gate said about those that it was asked about
@@ -275,7 +276,7 @@ class CandidateQueue:
 
     def extend(self, count: int) -> None:
         """Go on until there are ``count`` candidates in all, or no more."""
-        while len(self) < count and not self.ended:
+        while len(self) < count and not self._prompts.ended:
             before = len(self)
             if self._prompts.picks:
                 self._pick()
@@ -318,15 +319,13 @@ class CandidateQueue:
             return  # it plans a step at once
         size = (self._first if self._chunk == 0 else 0) or -(-self._prompts.facts.batch // 4)
         self._progress.round = self._chunk
-        pool, cap, room = self._prompts.pickable(self._taken()), self._progress.cap, self._progress.room
+        pool = self._prompts.pickable(self._taken())
         rows, planned = self._prompts.pick(pool, size, self._progress)
-        if self._prompts.sampler.plans_steps and fills(room, planned):
-            self.ended = f"the step's cap of {cap} rollouts was reached"
         # How often it is asked in vain depends on who is back: that must not number the chunks.
         self._chunk += bool(len(rows) or not self._chunk)
         if not len(rows):
             if len(pool) == len(self._prompts.pool):  # nothing was left out: it has no more to give
-                self.ended = "the sampler gave no further prompt"
+                self._prompts.ended = "the sampler gave no further prompt"
             return
         self._add(self._prompts.positions(rows), np.zeros(len(rows), dtype=np.int64), planned)
 
@@ -344,7 +343,7 @@ class CandidateQueue:
             # batch of them, and not as many as happen to be missing when somebody looks.
             lot = min(self._first or prompts.facts.batch, size)
             if not self._ungated or (len(self) and unseen and unseen % lot == 0):
-                self.ended = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
+                prompts.ended = _SHUT
                 return
             rows_wanted = lot - unseen % lot
         # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
@@ -369,11 +368,6 @@ class CandidateQueue:
         passed = passed & fresh
         self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
         self._add(index[passed], place[passed] + 1)
-
-
-def fills(room: int, planned: np.ndarray | None) -> bool:
-    """Whether a sampler's plan leaves no room for another group as small as its smallest: the cap has cut it."""
-    return planned is not None and len(planned) > 0 and 0 <= room - planned.sum() < planned.min()
 
 
 def first_of(rows: np.ndarray, among: np.ndarray) -> np.ndarray:
