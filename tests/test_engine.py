@@ -46,6 +46,8 @@ PIPELINED = {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}
 PILOTS = [ON_POLICY, {**ON_POLICY, "factor": 1.5}, PIPELINED]
 #: A gate that lets hardly any solved prompt through.
 SHUT = {"name": "greso", "p_easy": 0.0, "p_min": 0.0, "floor_easy": 1e-12, "warmup_epochs": 1000}
+#: A gate that lets no retired prompt through.
+RETIRED = {"name": "retire", "recheck": 0.0}
 SAMPLERS = ["epoch", "greso", "retire", "mopps", "spread", {"name": "epoch", "round": {"prompts": 9}}]
 
 setups = st.fixed_dictionaries(
@@ -825,6 +827,27 @@ def test_a_cap_ends_a_step_as_configured_without_refill_too(parts, prompts, make
             assert len(result.groups) == prompts and (drops == 0 or on_exhausted == "train_partial")
 
 
+@pytest.mark.parametrize(
+    ("make", "parts", "cap", "why"),
+    [
+        (make_engine, (RETIRED, "fixed", "informative"), None, "the sampler gave no further prompt"),
+        (make_stream_engine, (RETIRED, "fixed", "informative"), None, "the sampler let nothing more through"),
+        (make_engine, ("epoch", "pilot_commit", "band"), 20, "the step's cap of 20 rollouts"),
+    ],
+)
+def test_a_request_that_is_cut_exhausts_a_step_without_refill(make, parts, cap, why) -> None:
+    """Of what data, or room for commits, left of it nothing was said in ``sync``, and ``on_exhausted`` was ignored."""
+    for on_exhausted in ("raise", "train_partial"):
+        options = {"refill": False, "max_rollouts_per_step": cap, "on_exhausted": on_exhausted}
+        engine, world = make(*parts, p=np.full(64, 1.0 if cap else 0.5), **options)
+        engine.table.col("retired")[5:] = parts[0] is RETIRED
+        if on_exhausted == "raise":
+            with pytest.raises(Exhausted, match=f"of 8 groups .*: {why}"):
+                any_step(engine, world)
+            continue
+        assert f": {why}" in any_step(engine, world).note
+
+
 @pytest.mark.parametrize(("cap", "rate"), [(None, 0.5), (None, 1.0), (600, 0.5)])
 def test_what_a_filter_or_a_plan_leaves_out_exhausts_nothing(cap, rate) -> None:
     """Without refill a step may train less than a batch, as configured: ``raise`` is for data and caps that end."""
@@ -1204,7 +1227,7 @@ def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
 
 def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
     """Two prompts are left, and solved: they serve two mini-steps, and retired ones the others."""
-    parts = ({"name": "retire", "recheck": 0.0}, "fixed", "informative", "verl")
+    parts = (RETIRED, "fixed", "informative", "verl")
     engine, world = make_stream_engine(*parts, stream=AsyncFacts(parts=4), p=np.ones(64))
     engine.table.col("retired")[2:] = 1
     result = Arrivals(world, 1).step(engine, 1)

@@ -148,7 +148,9 @@ class OrderedEngine(Engine):
         if self.pooled is not None:
             reserve = answers.amount(self.pooled, "reserve", self.progress)
             wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
-            wanted = answers.amount(self.pooled, "affordable", wanted, self.progress)
+            asked, wanted = wanted, answers.amount(self.pooled, "affordable", wanted, self.progress)
+            if wanted < asked and not self.config.refill:  # else more follow, as far as there is room
+                self.tracker.why = self.progress.capped
         if not self.policy.sampler.plans_steps:  # a plan of a step is one request, whatever its size
             wanted = min(wanted, self._most_drawn)
         busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
@@ -513,9 +515,14 @@ class OrderedEngine(Engine):
 
     def _explain(self) -> None:
         """Say why the step's sampling ended, in case the batch is short."""
-        self.tracker.why = self.tracker.why or self.prompt_source.ended
-        if not self.tracker.why and self.config.refill and self._most == 0:
-            self.tracker.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
+        step, tracker = self._step, self.tracker
+        tracker.why = tracker.why or self.prompt_source.ended
+        if tracker.why or self.policy.sampler.plans_steps:
+            return
+        if not self.config.refill and step.recalled + step.sent < step.first_end:
+            tracker.why = "the sampler gave no further prompt"
+        elif self.config.refill and self._most == 0:
+            tracker.why = f"adaptive.max_rounds={self.config.max_rounds} batches of prompts were drawn"
 
     # -- state ----------------------------------------------------------------------------------------------
 
