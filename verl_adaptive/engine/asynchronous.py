@@ -321,11 +321,8 @@ class AsyncEngine(Engine):
         """Close open groups whose rollouts are back, or top them up."""
         self._close(Closed.of(groups.select(groups.failed), "failed"))
         alive = groups.select(~groups.failed)
-        # A group whose top-up lost rollouts closes with what it has, and must not be granted another; one that is too old
-        # to train gets none, nor does it take a place.
-        more, old = np.full(len(alive), CLOSE, dtype=np.int64), self._too_old(alive.submission)
-        asks = ~np.isin(alive.submission, self.tracker.cut) & ~old
-        more[asks] = answers.more(self.policy.allocator, "review", alive.select(asks), self.progress)
+        old = self._too_old(alive.submission)  # it gets no top-up, nor does it take a place
+        more = self.tracker.review(alive, ~old)
         if self.pooled is not None and self.pooled.needs_place:  # as many go on as the window has places for
             topped = (alive.reduce(np.maximum, alive.stage) > 0) & ~old
             places = self.progress.need - int((topped & (more == CLOSE)).sum())

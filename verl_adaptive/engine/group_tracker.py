@@ -37,7 +37,6 @@ class GroupTracker:
             whose place another one has taken that recalls none.
         behind: groups that another trainer mode had ready when the run was interrupted: reviewed, and learned from.
         closed: what was closed in this step.
-        cut: int64, submissions whose top-up has just come back with rollouts missing: they close with what they have.
         ledger, total: the account of the step and of the run.
         why: why the step's sampling ended early, or an empty string.
     """
@@ -50,7 +49,7 @@ class GroupTracker:
         self.held_since = np.zeros(0, dtype=np.int64)
         self.closed: list[Closed] = []
         self.ledger, self.total = Ledger(), Ledger()
-        self.cut = np.zeros(0, dtype=np.int64)
+        self._cut = np.zeros(0, dtype=np.int64)  # submissions whose top-up has just come back with rollouts missing
         self.why = ""
         self.progress: Progress
 
@@ -79,13 +78,19 @@ class GroupTracker:
         self.ledger.rollouts.drop("lost", spoilt)
         self.ledger.tokens.drop("lost", spoilt_tokens)
         known = np.isin(results.submission, self.open.submission)
-        self.cut = results.submission[known & (results.lost > 0)]
+        self._cut = results.submission[known & (results.lost > 0)]
         if not known.any():
             return results
         waiting = np.isin(self.open.submission, results.submission)
         joined = self.open.select(waiting).merge(results.select(known))
         self.open = self.open.select(~waiting)
         return Groups.concat([joined, results.select(~known)]).sorted()
+
+    def review(self, groups: Groups, asks: np.ndarray | bool = True) -> np.ndarray:
+        """int64 ``(G,)``: what the allocator says of groups that are back; one whose top-up lost rollouts closes with what it has."""
+        more, asks = np.full(len(groups), CLOSE, dtype=np.int64), asks & ~np.isin(groups.submission, self._cut)
+        more[asks] = answers.more(self.policy.allocator, "review", groups.select(asks), self.progress)
+        return more
 
     def put(self, groups: Groups) -> None:
         """These groups are open again."""

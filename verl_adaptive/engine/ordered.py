@@ -394,10 +394,7 @@ class OrderedEngine(Engine):
         alive = groups.select(~groups.failed)
         if not len(alive):
             return
-        more = answers.more(allocator, "review", alive, self.progress)
-        at = t.at(alive.submission)
-        if len(self.tracker.cut):
-            more[np.isin(alive.submission, self.tracker.cut)] = 0
+        more, at = self.tracker.review(alive), t.at(alive.submission)
         bounded = self.progress.cap is not None or self._step.pledged is not None
         if bounded:
             # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
