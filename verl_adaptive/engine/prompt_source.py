@@ -127,8 +127,7 @@ class PromptSource:
         """
         if self.sampler.plans_rollouts or self.sampler.plans_steps:
             return self.pick(self.pickable(busy), count, progress)
-        free = ~np.isin(self.due, busy)
-        now = np.flatnonzero(free & first_of(self.due, free))[:count]
+        now = np.flatnonzero(fresh(self.due, busy))[:count]
         rows, self.due = self.due[now], np.delete(self.due, now)
         seen = rows
         while len(rows) < count:
@@ -165,7 +164,7 @@ class PromptSource:
                     index = self.pull(wanted)
                     self.position += len(index)
                     unseen += len(index)
-                    self.queue = index[self._free(index, np.ones(len(index), dtype=bool), busy)]
+                    self.queue = index[fresh(self.row_of[index], busy)]
                 self.ended = _SHUT
                 return
             index = self.pull(wanted - len(self.queue))
@@ -173,17 +172,12 @@ class PromptSource:
             self.position += len(index)
             self.pulled += len(index)
             progress.epoch = self.epoch(0)
-            passed = answers.admit(self.sampler, self.row_of[index], position, progress)
-            ask(self.sampler, "decided", self.row_of[index], passed)
-            passed = self._free(index, passed, busy)
+            rows = self.row_of[index]
+            passed = answers.admit(self.sampler, rows, position, progress)
+            ask(self.sampler, "decided", rows, passed)
+            passed = fresh(rows, np.concatenate([busy, self.row_of[self.queue]]), passed)
             self.skipped += int((~passed).sum())
             self.queue = np.concatenate([self.queue, index[passed]])
-
-    def _free(self, index: np.ndarray, passed: np.ndarray, busy: np.ndarray) -> np.ndarray:
-        """bool ``(k,)``: of the positions that passed, those whose prompt has no group under way, nor a place before it."""
-        rows = self.row_of[index]
-        passed = passed & first_of(rows, passed) & ~np.isin(rows, self.row_of[self.queue])
-        return passed & ~np.isin(rows, busy)
 
     def pull(self, count: int) -> np.ndarray:
         """Next positions of the stream: what was read ahead, then the source's."""
@@ -359,20 +353,21 @@ class CandidateQueue:
         rows = prompts.row_of[index]
         passed = np.ones(len(index), dtype=bool)
         if gated:
-            passed = answers.admit(prompts.sampler, rows, prompts.position + place, self._progress).copy()
+            passed = answers.admit(prompts.sampler, rows, prompts.position + place, self._progress)
             self._passed = np.concatenate([self._passed, passed])
-        fresh = ~np.isin(rows, self._busy if prompts.sampler.whole_batches else self._taken())
-        if not prompts.sampler.whole_batches:
-            fresh &= first_of(rows, passed)
-        self._repeats |= bool((passed & ~fresh).any())
-        passed = passed & fresh
+        came = passed
+        if prompts.sampler.whole_batches:
+            passed = passed & ~np.isin(rows, self._busy)
+        else:
+            passed = fresh(rows, self._taken(), passed)
+        self._repeats |= bool((came & ~passed).any())
         self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
         self._add(index[passed], place[passed] + 1)
 
 
-def first_of(rows: np.ndarray, among: np.ndarray) -> np.ndarray:
-    """bool ``(k,)``: True but for the second and later times that a row comes among those marked in ``among``."""
-    marked = np.flatnonzero(among)
-    out = np.ones(len(rows), dtype=bool)
-    out[np.delete(marked, np.unique(rows[marked], return_index=True)[1])] = False
+def fresh(rows: np.ndarray, busy: np.ndarray, passed: np.ndarray | bool = True) -> np.ndarray:
+    """bool ``(k,)``: prompts that passed and have no group under way, each where it comes first."""
+    free = np.flatnonzero(passed & ~np.isin(rows, busy))
+    out = np.zeros(len(rows), dtype=bool)
+    out[free[np.unique(rows[free], return_index=True)[1]]] = True
     return out
