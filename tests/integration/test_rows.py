@@ -123,9 +123,8 @@ def result(rewards: list[list[float]], trains: list[list[int]], zero_row: list[l
     flat = lambda lists: np.array([x for xs in lists for x in xs], dtype=bool)  # noqa: E731
     none = np.zeros(groups.rollouts, dtype=bool)
     outcome = np.full(len(groups), "trained", dtype=object)
-    return StepResult(
-        groups, outcome, flat(trains), none if zero_row is None else flat(zero_row), Ledger(), False, "", 1
-    )
+    zero = none if zero_row is None else flat(zero_row)
+    return StepResult(groups, outcome, flat(trains), zero, Ledger(), "", 1)
 
 
 def role() -> Verl:
