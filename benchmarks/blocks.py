@@ -74,6 +74,18 @@ def pretrained_thin(runs: Mapping[str, Runs]) -> str:
     )
 
 
+def pretrained_starts(runs: Mapping[str, Runs]) -> list[str]:
+    """The gain of `solo` on the pretrained model by the weights that its runs started from."""
+    made = runs["pretrained"]
+    solo, grpo = (("128", preset, made.best_lr("128", preset)) for preset in ("solo", "grpo"))
+    by_start: dict[object, list[float]] = {}
+    for seed, gain in zip(made.pairs(solo, grpo), made.less(solo, grpo), strict=True):
+        by_start.setdefault(made.start(made.cells[(*solo, seed)]), []).append(gain)
+    told = [f"{difference(gains)} ({len(gains)})" for gains in by_start.values()]
+    text = f"- On the pretrained model, in steps of 128, `solo`'s accuracy minus GRPO's by starting weights (seeds): {', '.join(told)}."
+    return wrap(text, 118, subsequent_indent="  ", break_on_hyphens=False)
+
+
 def pretrained_rate(runs: Mapping[str, Runs]) -> list[str]:
     """A warning where GRPO's best learning rate on the pretrained model is the lowest that it ran at."""
     made = runs["pretrained"]
@@ -230,6 +242,7 @@ def solo_block(found: Found, runs: Mapping[str, Runs], second: Sequence[str] = (
         "",
         *table(["pool", *TO_TARGET.values(), *AT_THE_END.values()], rows),
         *(f"- {line}" for line in grpo_itself(found)),
+        *pretrained_starts(runs),
         *(f"- {line} A lower one may suit it better." for line in pretrained_rate(runs)),
         *wrap("".join(f"- {line}" for line in second if line), 118, subsequent_indent="  ", break_on_hyphens=False),
     ]

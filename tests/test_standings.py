@@ -154,6 +154,16 @@ def test_what_the_pages_say_by_hand_is_what_was_measured() -> None:
     assert len(shares) == 5 and all(float(two) < float(one) for one, _, two in shares)
 
 
+def test_the_gain_is_told_by_starting_weights() -> None:
+    """Eight seeds in one interval hide that they are of several starts."""
+    runs = report.training_runs(RESULTS)
+    made = runs["pretrained"]
+    solo, grpo = (("128", preset, made.best_lr("128", preset)) for preset in ("solo", "grpo"))
+    starts = {made.start(made.cells[(*solo, seed)]) for seed in made.pairs(solo, grpo)}
+    text = " ".join(blocks.pretrained_starts(runs))
+    assert len(starts) == text.count(" ± ") >= 2
+
+
 def test_what_thinned_rows_cost_is_told_from_runs_of_the_same_start() -> None:
     """Beside GRPO they ran on other seeds than `solo`: two gains over GRPO say nothing of each other."""
     runs = report.training_runs(RESULTS)
