@@ -90,9 +90,9 @@ def test_runs_that_ended_early_are_told(arms, call, tmp_path) -> None:
     (tmp_path / "solo-s4").rename(tmp_path / "old")
     seed_of(tmp_path, "solo", 4, 12)
     said = " ".join(call(*words)[1].split())
-    assert re.search(r"Compared early, since a run is shorter: seed 4 at [\d,]+ of [\d,]+ rollouts\.", said)
+    assert re.search(r"Compared early, since a run is shorter: seed 1 at .*, seed 4 at \S+ of [\d,]+ rollouts\.", said)
     said = " ".join(call(*words, "--by", "hours")[1].split())
-    assert re.search(r"shorter: seed 4 at \d+ min of \d+ min\.", said)
+    assert re.search(r"shorter: seed 1 at .*, seed 4 at \d+ min of \d+ min\.", said)
 
 
 def test_a_cost_is_said_in_whole_tokens() -> None:
@@ -258,8 +258,28 @@ def test_a_target_that_the_first_arm_never_reaches_is_a_share_of_all_that_it_spe
     arms = {"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.2, 0.6)]}
     first, other = outcomes(arms, target=0.5)
     assert first.shares == {1: np.inf} and other.shares == pytest.approx({1: 0.75})
-    assert "b reaches 0.5 with 75% of the rollouts that a spends on it." in sentence([first, other], "rollouts", 0.5)
-    assert outcomes(arms, target=0.3)[1].shares == pytest.approx({1: 0.5})
+    said = "b reaches 0.5 with 75% of all rollouts of a, which does not reach it."
+    assert said in sentence([first, other], "rollouts", 0.5)
+    arms["a"] = [trial(1, 0.2, 0.3, 0.4)]  # 200 rollouts, of which 100 are compared
+    assert outcomes(arms, target=0.5)[1].shares == pytest.approx({1: 0.375})
+    of_both = outcomes(arms, target=0.3)
+    assert of_both[1].shares == pytest.approx({1: 0.25})
+    assert "b reaches 0.3 with 25% of the rollouts that a spends on it." in sentence(of_both, "rollouts", 0.3)
+
+
+def test_arms_that_are_all_shorter_than_another_are_said_to_be_compared_early(arms, call, tmp_path) -> None:
+    """ "solo reaches grpo's final value with 82% of grpo's rollouts" was of a third of GRPO's runs, beside runs under way."""
+    longer, other = f"solo={arms}/solo-s*", f"grpo={arms}/grpo-s*"
+    early = r"Compared early, since a run is shorter: seed 1 at \S+, seed 2 at \S+, seed 3 at \S+ of 1,\d+ rollouts\."
+    for words in ((longer, other), (other, longer)):
+        assert re.search(early, " ".join(call("compare", *words)[1].split()))
+    assert "Compared early" not in call("compare", longer, other, "--whole")[1]
+    single = call("compare", arms / "solo-s1", arms / "grpo-s1", "--json")[1]
+    assert re.search(r"One seed [^.]*\. Compared early, since a run is shorter: at \S+ of \S+ rollouts\.", single)
+    seed_of(tmp_path, "aero", 9, 20)
+    alone = call("compare", other, longer, f"aero={tmp_path}/aero-s*")[1]
+    (row,) = (line.split() for line in alone.splitlines() if line.startswith(" aero"))
+    assert row[3:5] == ["-", "-"]  # "never": nothing is known
 
 
 # -- two runs -----------------------------------------------------------------------------------------------------------

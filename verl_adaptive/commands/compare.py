@@ -38,6 +38,7 @@ from verl_adaptive.report.arms import (
     COSTS,
     Outcome,
     Trials,
+    early,
     mean_of,
     median,
     names_of,
@@ -114,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     found: dict[str, Any] = {}
     if trials is not None:
         results = outcomes(trials.arms, target=args.target, whole=args.whole)
-        said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, args.by, args.target)}"
+        said = f"{trials.metric}: {_over_prompts(trials, results, args.by) or sentence(results, args.by, args.target)}"
         unpaired = all(len(runs) == 1 for runs in arms.values())
         found = {
             "metric": trials.metric,
@@ -181,7 +182,7 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
     return arms
 
 
-def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
+def _over_prompts(trials: Trials, results: Sequence[Outcome], by: str) -> str:
     """The difference of two single runs, and its sampling error over validation prompts; empty where arms have several seeds."""
     if [len(found) for found in trials.arms.values()] != [1, 1]:
         return ""
@@ -193,10 +194,11 @@ def _over_prompts(trials: Trials, results: Sequence[Outcome]) -> str:
         return ""
     half, gap = sampling(float(np.linalg.norm(known))), other.mean - first.mean
     told = "beyond" if abs(gap) > half else "within"
-    return (
+    said = (
         f"{other.name} minus {first.name}, final value: {gap:+.3f} ± {half:.3f} ({told} the sampling error of the validation "
         "prompts). One seed says nothing about other seeds."
     )
+    return " ".join([said, *early(results, by)])
 
 
 def _record(one: Outcome, runs: Sequence[Run], unpaired: bool = False) -> dict[str, Any]:
@@ -227,7 +229,7 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         told = _record(one, ())
         half = f" ± {told['half_width']:.3f}" if len(one.gains) > 1 else ""
         gap = f"{told['mean_gain']:+.3f}{half}{' *' if told['significant'] else ''}" if one.gains else "-"
-        needed = "never" if told["share"] is None else f"{told['share']:.0%}"
+        needed = "-" if not one.shares else "never" if told["share"] is None else f"{told['share']:.0%}"
         runs, costs = [t for t in trials.arms[one.name] if t.seed in one.compared], []
         for name in COSTS:  # up to where the arms are compared
             paid = [float(np.interp(one.ends[t.seed], t.cost, t.spent[name])) for t in runs]
@@ -266,7 +268,7 @@ def page_of_runs(runs: Sequence[Run]) -> str:
     arms = _by_method(runs)
     trials = read(arms)
     results = outcomes(trials.arms)
-    said = f"{trials.metric}: {_over_prompts(trials, results) or sentence(results, 'rollouts')}"
+    said = f"{trials.metric}: {_over_prompts(trials, results, 'rollouts') or sentence(results, 'rollouts')}"
     return _page(trials, results, said, "rollouts")
 
 

@@ -80,6 +80,7 @@ class Outcome:
         name: the arm's.
         finals: value by seed, at the cost that every arm has spent with that seed.
         ends: that cost by seed; infinite: each run's own end.
+        costs: by seed, what its run spent in all.
         gains: by seed, minus the first arm's; none for the first.
         needed: by seed, cost of reaching the target; None: never.
         shares: by seed, the same as a share of what the first arm needs, or spends in all where it never gets there;
@@ -90,6 +91,7 @@ class Outcome:
     name: str
     finals: dict[int, float]
     ends: dict[int, float]
+    costs: dict[int, float]
     gains: dict[int, float] = field(default_factory=dict)
     needed: dict[int, float | None] = field(default_factory=dict)
     shares: dict[int, float] = field(default_factory=dict)
@@ -122,16 +124,17 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
     out: list[Outcome] = []
     for name, trials in arms.items():
         finals = {t.seed: t.at(ends[t.seed]) for t in trials}
-        made = Outcome(name, finals, {t.seed: ends[t.seed] for t in trials})
+        made = Outcome(
+            name, finals, {t.seed: ends[t.seed] for t in trials}, {t.seed: float(t.cost[-1]) for t in trials}
+        )
         base = out[0].finals if out else finals
         for trial in trials:
             if trial.seed not in base:
                 continue
             other = first[trial.seed]
             aim = base[trial.seed] if target is None else target
-            whole_cost = min(float(other.cost[-1]), ends[trial.seed])
-            if target is not None:
-                whole_cost = other.needed(target) or whole_cost
+            whole_cost = float(other.cost[-1])
+            whole_cost = min(whole_cost, ends[trial.seed]) if target is None else other.needed(target) or whole_cost
             needed = made.needed[trial.seed] = trial.needed(aim)
             made.shares[trial.seed] = needed / whole_cost if needed is not None and whole_cost else np.inf
             if out:
@@ -152,10 +155,12 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
         if not one.gains:
             said.append(f"{one.name} and {first.name} have no seed in common.")
             continue
-        share = median(list(one.shares.values()))
+        share, itself = (median(list(arm.shares.values())) for arm in (one, first))
         of = f"{first.name}'s {cost}" if target is None else f"the {cost} that {first.name} spends on it"
+        if itself is None:
+            of = f"all {cost} of {first.name}, which does not reach it"
         reached = f"does not reach {aim}" if share is None else f"reaches {aim} with {share:.0%} of {of}"
-        itself = median(list(first.shares.values()))  # a curve that falls in the end was there before
+        # a curve that falls in the end was there before
         if share is not None and target is None and itself is not None and itself < 0.995:
             reached += f" ({first.name} itself: {itself:.0%})"
         said.append(f"{one.name} minus {first.name}, final value: {difference(list(one.gains.values()))}.")
@@ -164,14 +169,19 @@ def sentence(found: Sequence[Outcome], cost: str = "cost", target: float | None 
             said.append(
                 f"Only one of the two has seed{'s' * (len(left) > 1)} {', '.join(map(str, left))}: not compared."
             )
-    ends = {seed: first.ends[seed] for seed in first.compared}
-    whole = max(ends.values())
-    early = [f"seed {seed} at {_paid(end, cost)}" for seed, end in ends.items() if end < 0.9 * whole]
-    if early:
-        said.append(
-            f"Compared early, since a run is shorter: {', '.join(early)} of {_paid(whole, cost)}{'' if cost == 'hours' else f' {cost}'}."
-        )
-    return " ".join(said)
+    return " ".join([*said, *early(found, cost)])
+
+
+def early(found: Sequence[Outcome], cost: str) -> list[str]:
+    """Where runs went on after the common cost that their values are compared at, in words."""
+    first = found[0]
+    whole = max(one.costs[seed] for one in found for seed in one.compared)
+    ends = {seed: end for seed in first.compared if (end := first.ends[seed]) < 0.9 * whole}
+    if not ends:
+        return []
+    seeds = [f"{f'seed {seed} ' if len(first.finals) > 1 else ''}at {_paid(end, cost)}" for seed, end in ends.items()]
+    unit = "" if cost == "hours" else f" {cost}"
+    return [f"Compared early, since a run is shorter: {', '.join(seeds)} of {_paid(whole, cost)}{unit}."]
 
 
 def _paid(amount: float, cost: str) -> str:
