@@ -3,6 +3,8 @@
 Each policy at its own best learning rate, paired by seed. A *speed-up* is the rollouts that the rival needs to reach its own final
 accuracy, divided by those that the paper's method needs to get there. A method that never gets there counts with the whole budget,
 which is kind to it. The verdict follows from the 95 % interval alone.
+
+Seconds are those of the long answers, whose policies took turns on one machine. The training runs shared theirs with other work.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from benchmarks.cells import Key
 from benchmarks.runs import Runs, pm, table
+from benchmarks.sections import Row
 from benchmarks.standings import POOL_NAMES
 from verl_adaptive.significance import LEAST_SEEDS, interval
 
@@ -29,7 +34,7 @@ class Claim:
         paper: the paper's figure, in words.
         least: the least of the paper's figures.
         none: the value that stands for no gain.
-        value: the figure of one seed.
+        value: the figure of one seed, from the two runs; of ``TIMED`` from the seconds of their steps.
         form: how a figure is written.
     """
 
@@ -39,7 +44,7 @@ class Claim:
     paper: str
     least: float
     none: float
-    value: Callable[[Runs, Key, Key], float]
+    value: Callable[..., float]
     form: str = "{:.2f}"
 
 
@@ -75,6 +80,22 @@ CLAIMS = (
     Claim("cero", "grpo", "accuracy difference", "+0.016 to +0.026", 0.016, 0.0, gained, "{:+.3f}"),
 )
 
+#: Arm of the long answers that stands for the rival → a claim in seconds.
+TIMED = {
+    "`dapo`": Claim(
+        "greso",
+        "dapo",
+        "step faster than dynamic sampling's",
+        "1.4–2.0 ×",
+        1.4,
+        1.0,
+        lambda mine, theirs: theirs / mine,
+    ),
+    "verl": Claim("aero", "grpo", "time of a step saved", "45 %", 0.45, 0.0, lambda mine, theirs: 1 - mine / theirs),
+}
+#: Load average of a machine of two cores that does nothing beside a run.
+ALONE = 3.0
+
 
 def verdict(claim: Claim, values: Sequence[float]) -> str:
     """*confirmed*, *smaller*, *refuted* or *undecided*.
@@ -102,24 +123,51 @@ def _free(runs: Mapping[str, Runs]) -> str:
     return f"`+adaptive=grpo` trains {pm(shares, '{:.0%}')} fewer tokens than verl's GRPO ({POOL_NAMES['real/base']}), without any method."
 
 
-def claims(runs: Mapping[str, Runs]) -> list[str]:
+def _pairs(runs: Mapping[str, Runs], pool: str, claim: Claim) -> list[tuple[Key, Key]]:
+    """A claim's runs in a pool, each policy at its best learning rate."""
+    name, _, variant = pool.partition("/")
+    one, other = ((variant, preset, runs[name].best_lr(variant, preset)) for preset in (claim.method, claim.rival))
+    return [((*one, seed), (*other, seed)) for seed in runs[name].pairs(one, other)]
+
+
+def _shared(runs: Mapping[str, Runs]) -> str:
+    """Why the seconds of whole runs are left out."""
+    pairs = [
+        [runs[name].cells[key]["load"] for key in pair]
+        for claim in TIMED.values()
+        for pool in POOLS
+        if (name := pool.partition("/")[0]) != "tiny"
+        for pair in _pairs(runs, pool, claim)
+    ]
+    alone = sum(float(np.max(loads)) <= ALONE for loads in pairs)
+    return (
+        f"Seconds of whole runs are not told, since the runs shared their machine: of {len(pairs)} pairs of the two claims in time, "
+        f"{alone or 'none'} had load averages of at most {ALONE:g} before and after, as a run alone has on two cores. Runs in turns "
+        "on an idle machine would tell."
+    )
+
+
+def claims(runs: Mapping[str, Runs], long: Row) -> list[str]:
     """The section.
 
     Args:
         runs: by the first half of a pool's name.
+        long: the long answers.
     """
     rows = []
+
+    def add(claim: Claim, pool: str, values: Sequence[float]) -> None:
+        told = f"{pm(values, claim.form)} ({len(values)})"
+        rows.append([f"`{claim.method}`", claim.what, claim.paper, pool, told, verdict(claim, values)])
+
     for claim in CLAIMS:
         for pool in POOLS:
-            name, _, variant = pool.partition("/")
-            found = runs[name]
-            cells = [(variant, preset, found.best_lr(variant, preset)) for preset in (claim.method, claim.rival)]
-            values = [claim.value(found, *((*cell, seed) for cell in cells)) for seed in found.pairs(*cells)]
-            if values:
-                told = f"{pm(values, claim.form)} ({len(values)})"
-                rows.append(
-                    [f"`{claim.method}`", claim.what, claim.paper, POOL_NAMES[pool], told, verdict(claim, values)]
-                )
+            found = runs[pool.partition("/")[0]]
+            if values := [claim.value(found, *pair) for pair in _pairs(runs, pool, claim)]:
+                add(claim, POOL_NAMES[pool], values)
+    steps = {row["arm"]: [run["step"] for run in row["runs"]] for row in long["rows"]}
+    for arm, claim in TIMED.items():
+        add(claim, "long answers", list(map(claim.value, steps[f"`{claim.method}`"], steps[arm])))
     return [
         "## The papers' claims",
         "",
@@ -130,8 +178,12 @@ def claims(runs: Mapping[str, Runs]) -> list[str]:
         "*Refuted*: below the paper's, and no gain within it. *Undecided*: the interval is too wide, or there are "
         "fewer than three seeds. Our `dapo` asks for "
         "what it expects to need, not for the fixed requests of GRESO's dynamic sampling. The "
-        "papers' models of 1.5–14 billion parameters and groups of up to 128 are out of reach here, and so are their seconds. "
-        f"{_free(runs)}",
+        f"papers' models of 1.5–14 billion parameters and groups of up to 128 are out of reach here. {_free(runs)}",
+        "",
+        "*Step*: seconds of a step with [long answers](#long-answers-on-the-real-pipeline), where the policies took turns on one "
+        f"machine (load averages of {min(long['load']):g} to {max(long['load']):g}; repeats in place of seeds), early in the second "
+        "pass over the data. The rivals are our `dapo` and verl's own GRPO. "
+        f"{_shared(runs)}",
         "",
         *table(["method", "claim", "paper", "pool", "here", "verdict"], rows),
     ]

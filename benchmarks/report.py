@@ -88,7 +88,11 @@ def results_lines(results: Path) -> list[str]:
     """All of RESULTS.md below its title."""
     runs, thin = training_runs(results), grid_runs(read(results, "thin.json"))
     every = pretrained_runs(read(results, "pretrained.jsonl"))
-    lines = [*sections.JUDGED, *sections.accuracy(all_standings(runs)), *claims(runs)]
+    lines = [
+        *sections.JUDGED,
+        *sections.accuracy(all_standings(runs)),
+        *claims(runs, read(results, "long_answers.json")),
+    ]
     for section in (sections.ablations, sections.told, sections.two_epochs):
         lines += section(runs["tiny"])
     lines += [

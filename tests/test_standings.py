@@ -238,7 +238,22 @@ def test_what_the_tables_say_of_a_pool() -> None:
     (itself,) = [line for line in front if line.startswith("GRPO itself")]
     assert itself.endswith("at 1.00 to 1.00, by pool.") and f"- {itself}" in block
     assert "| **+0.209 ± 0.000** (3) |" in "\n".join(block)
-    of_all = claims(dict.fromkeys(("pretrained", "real", "tiny"), runs))
+    for key, cell in runs.cells.items():
+        cell["load"] = [0.5, 3.1 if key[3] else 2.5]
+    steps = {
+        "verl": (2.0, 2.1, 1.9),
+        "`aero`": (1.0, 1.05, 0.95),
+        "`dapo`": (3.0, 3.3, 2.7),
+        "`greso`": (3.0, 3.0, 3.0),
+    }
+    long = {"load": [2, 4], "rows": [{"arm": arm, "runs": [{"step": s} for s in took]} for arm, took in steps.items()]}
+    of_all = claims(dict.fromkeys(("pretrained", "real", "tiny"), runs), long)
+    (alone,) = [line for line in of_all if line.startswith("*Step*")]
+    assert "of 3 pairs of the two claims in time, 1 had load averages of at most 3" in alone and "of 2 to 4;" in alone
+    assert "| `aero` | time of a step saved | 45 % | long answers | 0.50 ± 0.00 (3) | confirmed |" in of_all
+    assert of_all[-2].startswith("| `aero` | time") and of_all[-3].endswith(
+        "| long answers | 1.00 ± 0.25 (3) | refuted |"
+    )
     told = [line for line in of_all if "| tiny, natural mix |" in line]
     (accuracy,) = [line for line in told if line.startswith("| `aero` | accuracy")]
     assert "-0.000 ± 0.26" in accuracy and accuracy.endswith("(3) | undecided |"), accuracy
