@@ -99,7 +99,8 @@ def pretrained_step(runs: Mapping[str, Runs]) -> list[str]:
     found = step_ratios(runs["pretrained"], "solo")
     text = (
         f"On the pretrained model a step of `solo` generates {np.mean(found['generated']):.2f} ×, trains "
-        f"{np.mean(found['trained']):.2f} × and takes {pm(found['seconds'], '{:.2f}')} × what `+adaptive=grpo` does."
+        f"{np.mean(found['trained']):.2f} × and, beside other work on the machine, takes {pm(found['seconds'], '{:.2f}')} × what "
+        "`+adaptive=grpo` does."
     )
     return wrap(text, 118, break_on_hyphens=False)
 
