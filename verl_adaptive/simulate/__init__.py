@@ -20,7 +20,7 @@ from verl_adaptive.simulate.pools import PoolConfig, parse_pool
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, preset_names
 from verl_adaptive.simulate.queueing import Machine
 from verl_adaptive.simulate.traces import read_trace
-from verl_adaptive.simulate.worlds import World
+from verl_adaptive.simulate.worlds import StaticWorld
 
 __all__ = [
     "CLOCK_LIMITS",
@@ -32,8 +32,8 @@ __all__ = [
     "Machine",
     "PoolConfig",
     "Setting",
+    "StaticWorld",
     "Task",
-    "World",
     "compose_preset",
     "expected_waiting",
     "make_simulation",

@@ -27,7 +27,7 @@ from verl_adaptive.simulate.learning import LearningWorld
 from verl_adaptive.simulate.oracle import OracleBest
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.verl_filter import VerlFilter
-from verl_adaptive.simulate.worlds import World, WorldPrompts
+from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
 
 #: Why a run ended (:attr:`Simulation.ended`), unless training would have ended with an error; then it is that.
@@ -61,7 +61,7 @@ class Simulation:
     def __init__(
         self,
         config: AdaptiveConfig,
-        world: World,
+        world: StaticWorld,
         *,
         batch: int,
         n: int,
@@ -159,7 +159,7 @@ class Simulation:
 
 def make_simulation(
     preset: str,
-    world: World,
+    world: StaticWorld,
     *,
     batch: int,
     n: int,

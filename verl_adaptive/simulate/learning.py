@@ -24,7 +24,7 @@ import numpy as np
 
 from verl_adaptive.ranges import NonNegative, Range
 from verl_adaptive.roles.answers import compute
-from verl_adaptive.simulate.worlds import StaticWorld, World
+from verl_adaptive.simulate.worlds import StaticWorld
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
@@ -87,7 +87,7 @@ def advantages(result: StepResult, policy: Policy) -> np.ndarray:
     return out
 
 
-def learns(world: World) -> bool:
+def learns(world: StaticWorld) -> bool:
     """Whether pass rates move by what a policy trains; those of a trace move whatever it trains."""
     return isinstance(world, LearningWorld) and bool(world.config.rate or world.config.spill)
 

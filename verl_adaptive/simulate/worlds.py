@@ -3,13 +3,13 @@
 A world stands in for the model and the verifier. The driver (:mod:`verl_adaptive.simulate.driver`) asks it for rewards
 and tells it what was trained on; a world ignores that (:class:`StaticWorld`), learns from it
 (:mod:`verl_adaptive.simulate.learning`), or follows a recorded run (:mod:`verl_adaptive.simulate.replayed`).
-A source that knows every reward exactly, not only its distribution, is a world whose :meth:`World.roll` looks them up.
+A prompt is known by its position in the data set.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -21,29 +21,6 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 if TYPE_CHECKING:
     from verl_adaptive.engine import Requests, StepResult
     from verl_adaptive.policy import Policy
-
-
-class World(Protocol):
-    """What the driver needs of a world; a prompt is known by its position in the data set, 0 to ``size − 1``.
-
-    ``sources`` are the prompts' data sources by name, or None.
-    """
-
-    size: int
-    keys: np.ndarray
-    sources: Sequence[str] | None
-
-    def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """True pass rates now, float64, of these positions or of all."""
-        ...
-
-    def roll(self, requests: Requests) -> Groups:
-        """A round's rewards: one group a request, in the order of the requests."""
-        ...
-
-    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
-        """The weights change: the step's batch was trained on."""
-        ...
 
 
 def number_keys(count: int) -> np.ndarray:
@@ -147,9 +124,11 @@ class StaticWorld:
         self.lengths = lengths
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """True pass rates now, float64, of these positions or of all."""
         return self.p[index]
 
     def roll(self, requests: Requests) -> Groups:
+        """A round's rewards: one group a request, in the order of the requests."""
         rates = self.rates(requests.index)
         groups = draw_groups(
             requests,
@@ -165,7 +144,7 @@ class StaticWorld:
         return groups
 
     def learn(self, result: StepResult, policy: Policy, step: int) -> None:
-        """Nothing is learned."""
+        """The weights change: the step's batch was trained on. Here nothing is learned."""
 
 
 class WorldPrompts:
