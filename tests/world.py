@@ -35,7 +35,6 @@ class World(StaticWorld):
     Args:
         p: success rate of every data-set position, shape ``(M,)``; tests may move it between steps.
         seed: seeds rewards and stream.
-        low, high: the reward of a wrong and of a correct rollout.
         failure: chance that a group fails (``failed`` set, some of its rollouts lost).
         shuffle: the stream permutes the data set each epoch; False: data-set order.
     """
@@ -45,12 +44,10 @@ class World(StaticWorld):
         p: np.ndarray,
         seed: int = 0,
         *,
-        low: float = 0.0,
-        high: float = 1.0,
         failure: float = 0.0,
         shuffle: bool = True,
     ) -> None:
-        super().__init__(p, seed, tokens=25.0, low=low, high=high, failure=failure)
+        super().__init__(p, seed, tokens=25.0, failure=failure)
         self.source = WorldPrompts(len(self.p), seed, shuffle)
 
 

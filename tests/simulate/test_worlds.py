@@ -38,13 +38,13 @@ def requests(submission, n, stage=0, index=None) -> Requests:
 @settings(max_examples=60)
 def test_rewards_equal_a_loop_over_rollouts(sizes, stage, seed, p) -> None:
     asked = requests(np.arange(len(sizes)) * 7 + 3, sizes, stage)
-    made = draw_groups(asked, np.full(len(sizes), p), seed, tokens=100.0, low=-1.0, high=2.0)
+    made = draw_groups(asked, np.full(len(sizes), p), seed, tokens=100.0)
     at = 0
     for g, n in enumerate(sizes):
         for k in range(n):
             bits = int(Draw(seed, 0).bits("world.reward", asked.submission[g], np.uint64(stage * 2**20 + k)))
             right = (bits >> 11) * 2.0**-53 < p
-            assert made.reward[at] == (2.0 if right else -1.0) and made.success[at] == float(right)
+            assert made.reward[at] == made.success[at] == float(right)
             assert made.tokens[at] == int(100 * (0.5 + (bits % 2048) / 2048))
             at += 1
     assert at == made.rollouts and made.n.tolist() == sizes

@@ -38,11 +38,9 @@ def draw_groups(
     seed: int,
     *,
     tokens: np.ndarray | float = 512.0,
-    low: float = 0.0,
-    high: float = 1.0,
     failure: float = 0.0,
 ) -> Groups:
-    """Draw rewards of two values.
+    """Draw rewards of 0 and 1.
 
     A rollout's reward and length are hashes of (seed, submission, stage, number in the request): the same requests meet the
     same rewards in whatever order they are answered, and a resumed run meets those of the uninterrupted one.
@@ -52,7 +50,6 @@ def draw_groups(
         p: float64 ``(k,)``, chance of a correct rollout of each request's prompt.
         seed: the world's seed.
         tokens: mean response length, of each request or of all; lengths are uniform within half of it, either way.
-        low, high: reward of a wrong and of a correct rollout.
         failure: chance that a request fails: half of its rollouts are lost. Of first rollouts, the group says nothing then; a
             top-up leaves its group what it has, as in training.
     """
@@ -69,7 +66,7 @@ def draw_groups(
     number = np.arange(offsets[-1]) - offsets[:-1][home]
     bits = draw.bits("world.reward", requests.submission[home], (salt[home] + number))
     right = (bits >> np.uint64(11)).astype(np.float64) * 2.0**-53 < p[home]
-    reward = np.where(right, high, low)
+    reward = right.astype(np.float64)
     mean = np.broadcast_to(np.asarray(tokens, dtype=np.float64), len(requests))[home]
     spread = 0.5 + (bits & np.uint64(2047)).astype(np.float64) / 2048.0  # the bits that the reward does not use
     return Groups(
@@ -99,7 +96,7 @@ class StaticWorld:
         seed: seeds the rewards.
         keys: ``KEY_DTYPE`` ``(M,)``; default: numbered.
         sources: data sources by name, ``(M,)``; default: not known.
-        tokens, low, high, failure: as :func:`draw_groups`; ``tokens`` may be an array over the prompts.
+        tokens, failure: as :func:`draw_groups`; ``tokens`` may be an array over the prompts.
         lengths: how long answers are, in place of ``tokens``.
     """
 
@@ -111,13 +108,11 @@ class StaticWorld:
         keys: np.ndarray | None = None,
         sources: Sequence[str] | None = None,
         tokens: np.ndarray | float = 512.0,
-        low: float = 0.0,
-        high: float = 1.0,
         failure: float = 0.0,
         lengths: Lengths | None = None,
     ) -> None:
         self.p = np.asarray(p, dtype=np.float64)
-        self.size, self.seed, self.low, self.high, self.failure = len(self.p), seed, low, high, failure
+        self.size, self.seed, self.failure = len(self.p), seed, failure
         self.keys = number_keys(self.size) if keys is None else keys
         self.sources = sources
         self.tokens = np.asarray(tokens, dtype=np.float64)
@@ -135,8 +130,6 @@ class StaticWorld:
             rates,
             self.seed,
             tokens=self.tokens[requests.index] if self.tokens.ndim else float(self.tokens),
-            low=self.low,
-            high=self.high,
             failure=self.failure,
         )
         if self.lengths is not None:
