@@ -172,9 +172,4 @@ def test_command_says_what_is_missing(monkeypatch, capsys, tmp_path) -> None:
     monkeypatch.chdir(tmp_path)
     assert cli.main(["bench", "pretrained"]) == 1
     said = capsys.readouterr().err
-    assert "need the source checkout" in said and said.count("\n") == 1
-
-
-def test_simulate_is_the_simulators_own_command(capfd) -> None:
-    assert cli.main(["bench", "simulate", "--preset", "nope"]) == 2
-    assert "--preset='nope': no such preset" in capfd.readouterr().err
+    assert "needs the source checkout" in said and said.count("\n") == 1

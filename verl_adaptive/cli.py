@@ -30,7 +30,7 @@ COMMANDS: dict[str, str] = {
     "replay": "make a recorded run's decisions again, and compare",
     "compare": "arms of an experiment over seeds, or two runs prompt by prompt",
     "export": "write a store to Parquet, CSV or JSON lines, or the rows of a data set by their statistics",
-    "bench": "compare methods at equal budgets: tiny model, real pipeline on CPU, simulator",
+    "bench": "compare methods at equal budgets: tiny model, real pipeline on CPU",
     "simulate": "what the policies would do with your rollouts, on a trace or a parametric pool",
 }
 

@@ -1,9 +1,8 @@
-"""Compare methods at equal budgets: a tiny model in this process, real verl without a GPU, or the simulator.
+"""Compare methods at equal budgets: a tiny model in this process, or real verl without a GPU.
 
 examples:
   verl-adaptive bench torch --presets "grpo;greso;solo" --seeds 5     minutes; needs torch
   verl-adaptive bench pretrained --list                               days; a pretrained model on the CPU pipeline
-  verl-adaptive bench simulate --help                                 seconds; needs nothing more
   verl-adaptive bench report                                          tables and plots again, from the results
 
 What follows the benchmark's name is the benchmark's own; --help after it tells more. torch and pretrained share --presets,
@@ -31,15 +30,11 @@ MODULES: dict[str, tuple[str, tuple[str, ...]]] = {
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument(
-        "which", metavar="BENCHMARK", choices=[*MODULES, "simulate"], help="torch, pretrained, simulate, report"
-    )
+    parser.add_argument("which", metavar="BENCHMARK", choices=MODULES, help=", ".join(MODULES))
     parser.add_argument("words", metavar="...", nargs=argparse.REMAINDER, help="the benchmark's own options")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.which == "simulate":
-        return subprocess.run([sys.executable, "-m", "verl_adaptive", "simulate", *args.words]).returncode
     module, needs = MODULES[args.which]
     root = _checkout()
     missing = [name for name in needs if importlib.util.find_spec(name) is None]
@@ -59,6 +54,6 @@ def _checkout() -> Path:
         if (place / "benchmarks" / "train_torch.py").is_file():
             return place
     raise AdaptiveError(
-        "bench torch, pretrained and report need the source checkout (an installed package has no benchmarks/): get the "
-        "repository of verl-adaptive and run this in its root; bench simulate works everywhere"
+        "bench needs the source checkout (an installed package has no benchmarks/): get the repository of verl-adaptive and "
+        "run this in its root; verl-adaptive simulate works everywhere"
     )
