@@ -182,7 +182,7 @@ TAGS = (
 def test_a_report_of_hostile_names_is_only_text(hostile, tmp_path) -> None:
     journal, data = hostile
     out = tmp_path / "r.html"
-    assert main(["report", str(journal), "-o", str(out), "--data", str(data), "--title", NAMES[1]]) == 0
+    assert main(["report", str(journal), "-o", str(out), "--data", str(data)]) == 0
     text = out.read_text()
     page = Page(text)
     assert page.tags <= set(TAGS.split())

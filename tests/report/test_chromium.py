@@ -177,7 +177,8 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
         made.append(run)
         first = len(made) == 1
         own = Live(live.watch, live.version, live.home, every=1)
-        return with_script(render(collected, title="FIRST" if first else "SECOND", live=own), READER)
+        collected.facts["run"] = "FIRST" if first else "SECOND"
+        return with_script(render(collected, live=own), READER)
 
     site = Site(str(reported.folder), page, str)
     application_ = application(site).app  # without the guard's policy, which would stop the reader's script

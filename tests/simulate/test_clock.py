@@ -274,5 +274,5 @@ def test_the_command_counts_seconds(call, monkeypatch) -> None:
     assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012}
     assert data["clock"]["lengths"]["median"] == 100
     assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
-    status, out, _ = call(*pool, "--preset", "grpo", "--no-references", "--json", "-")
+    status, out, _ = call(*pool, "--preset", "grpo", "--json", "-")
     assert status == 0 and "clock" not in json.loads(out) and "time" not in json.loads(out)["rows"][0]

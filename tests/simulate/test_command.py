@@ -55,7 +55,7 @@ def test_the_file_holds_every_row_and_what_it_depends_on(call, tmp_path) -> None
     assert {"estimate_error", "dropped", "regret"} <= set(data["rows"][0])
     status, _, err = call("simulate", *QUICK, "--json", path)
     assert status == 1 and "exists" in err
-    assert call("simulate", *QUICK, "--preset", "grpo", "--no-references", "--json", path, "--overwrite")[0] == 0
+    assert call("simulate", *QUICK, "--preset", "grpo", "--json", path, "--overwrite")[0] == 0
 
 
 def test_a_recorded_run_is_simulated(call, tmp_path) -> None:

@@ -52,9 +52,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="OTHER",
         help="another run, or a folder or pattern of several, drawn dashed beside: --against checkpoints/p/grpo",
     )
-    parser.add_argument(
-        "--title", metavar="TEXT", help="the heading: --title 'GRESO, seed 1' (default: the run's name)"
-    )
     add_page_options(parser)
     add_store_options(parser)
 
@@ -126,7 +123,7 @@ def run(args: argparse.Namespace) -> int:
     others = [] if args.against is None else open_runs(args.against, damaged=note, identity=identity_from(args))
     against = [run for run in others if len(others) == 1 or run.id != opened.id]
     collected = collected_of(args, opened, against)
-    page = render(collected, title=args.title)
+    page = render(collected)
     write_file(Path(args.out), lambda file: file.write(page.encode("utf-8", "backslashreplace")))
     note(f"{args.out} written ({os.path.getsize(args.out) / 1024:.0f} KiB)")
     return 0

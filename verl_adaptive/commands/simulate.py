@@ -151,9 +151,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--seeds", metavar="S", default="0,1,2", help="seeds, with commas (default: 0,1,2)")
     parser.add_argument(
-        "--no-references", action="store_true", help="without GRPO and the oracle (default: they run beside)"
-    )
-    parser.add_argument(
         "--threshold",
         metavar="X",
         type=finite,
@@ -235,7 +232,7 @@ def _presets(args: argparse.Namespace) -> tuple[list[str], list[str]]:
     else:
         named = ["grpo", "dapo", *(p for p in preset_names() if p not in ("grpo", "dapo"))]
     beside = ("grpo", *(PEERS if args.clock else ()), *REFERENCES)
-    return named, [] if args.no_references else [p for p in beside if p not in named]
+    return named, [p for p in beside if p not in named]
 
 
 def _clock(args: argparse.Namespace) -> Any:

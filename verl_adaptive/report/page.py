@@ -80,15 +80,15 @@ def environment() -> jinja2.Environment:
     return made
 
 
-def render(collected: Collected, *, title: str | None = None, live: Live | None = None) -> str:
-    """The page, under the run's name where no title is given; ``live`` is for one that a server shows and refreshes."""
+def render(collected: Collected, *, live: Live | None = None) -> str:
+    """The page, under the run's name; ``live`` is for one that a server shows and refreshes."""
     facts, history = collected.facts, collected.history
     end = None if history is None else forecast(history, facts)
     return (
         environment()
         .get_template("report.html.j2")
         .render(
-            title=clean(title or facts.get("run") or facts["store"]),
+            title=clean(facts.get("run") or facts["store"]),
             policy=policy_of(live is not None),
             live=live,
             facts=facts,
