@@ -37,7 +37,7 @@ from verl_adaptive.commands.arguments import (
 from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.ledger import Account
-from verl_adaptive.report.judge import FLIPPING, never_solved
+from verl_adaptive.report.judge import FLIPPING, hear, never_solved
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
@@ -133,6 +133,8 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
     asked = wanted is not None or args.sort or args.limit
     # Whoever asks for prompts gets the answer alone; scripts get everything, as ever.
     facts = {} if asked and not args.json else overview(opened, tries=args.tries)
+    if facts and opened.has_course:
+        facts["alarms"] = [str(found) for found in hear(opened).judge.standing()]
     if asked:
         chosen = np.flatnonzero(wanted.select(prompts)) if wanted is not None else np.arange(len(prompts))
         rollouts = prompts.get("rollouts").astype(np.int64)

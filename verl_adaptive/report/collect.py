@@ -64,7 +64,7 @@ def collect(
     """
     if data is not None:
         run.beside(data)
-    facts = overview(run, tries=tries, history=False)
+    facts = overview(run, tries=tries)
     facts["argument"], facts["data"], facts["identity"] = run.source, data, run.identity.words()
     history = History(run) if run.has_course else None
     notes = []

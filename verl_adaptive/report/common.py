@@ -41,7 +41,7 @@ def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run
                 step, (_, ledger) = int(course["step"][at]), ledgers_of(run.steps.column("ledger")[at].as_py())
                 then, about = run.until(step), {"last_step": step, "steps": at + 1, "ledger": ledger}
         out.append(then)
-        facts.append({**overview(then, history=not cut), **about, "hours": hours, "cut": cut})
+        facts.append({**overview(then), **about, "hours": hours, "cut": cut})
     return out, facts
 
 

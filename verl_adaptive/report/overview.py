@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.accounts import ledgers_of
-from verl_adaptive.report.judge import FLIPPING, REGRESSED, hear, never_solved
+from verl_adaptive.report.judge import FLIPPING, REGRESSED, never_solved
 from verl_adaptive.stats import Run
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
@@ -26,11 +26,10 @@ def histogram(rate: np.ndarray) -> list[int]:
     return np.bincount(bins_of(rate[np.isfinite(rate)]), minlength=len(BINS)).tolist()
 
 
-def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, Any]:
+def overview(run: Run, *, tries: int = 16) -> dict[str, Any]:
     """Everything about a store as a whole, for :func:`~verl_adaptive.text.plain`; ``ledger`` is the run's ``Ledger``.
 
-    A prompt counts as never solved after ``tries`` rollouts without a success; ``history`` goes through a journal's observations
-    for the alarms that are on.
+    A prompt counts as never solved after ``tries`` rollouts without a success.
     """
     prompts, table = run.prompts, run.table
     visits, rollouts, successes = (table.col(name) for name in ("visits", "rollouts", "successes"))
@@ -68,8 +67,6 @@ def overview(run: Run, *, tries: int = 16, history: bool = True) -> dict[str, An
         steps = run.steps
         if "flips" in prompts.further:
             out["flip_flopping"] = len(prompts.where(FLIPPING))
-        if history:
-            out["alarms"] = [str(found) for found in hear(run).judge.standing()]
         out["steps"] = steps.num_rows
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
