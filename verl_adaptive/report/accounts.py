@@ -18,6 +18,13 @@ def ledgers_of(text: str) -> tuple[Ledger | None, Ledger | None]:
     return step, run
 
 
+def plan_of(text: str) -> dict[str, float]:
+    """``steps`` and ``rollouts`` that the run plans, as far as a step's scalars say."""
+    scalars = scalars_of(text)
+    found = {name: scalars.get(f"adaptive/plan/{name}", 0.0) for name in ("steps", "rollouts")}
+    return {name: value for name, value in found.items() if 0 < value < 1e15}
+
+
 def scalars_of(text: str) -> dict[str, float]:
     """The numbers among a step's scalars as the journal has them; StoreError if it is no table of scalars."""
     try:

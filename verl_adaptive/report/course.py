@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.ledger import Ledger
-from verl_adaptive.report.accounts import ledgers_of, scalars_of
+from verl_adaptive.report.accounts import ledgers_of, plan_of, scalars_of
 from verl_adaptive.report.judge import Hearing
 from verl_adaptive.report.overview import BINS, bins_of
 from verl_adaptive.stats import Run
@@ -75,7 +75,7 @@ class History:
         self.hours = hours[np.searchsorted(numbers, self.step)] if len(numbers) else np.zeros(1)
         self.rollouts, self.generated, scalars = _of_steps(steps, home, bins)
         self.scalars = {name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")}
-        self.plan = _plan(steps)
+        self.plan = plan_of(steps.column("scalars")[-1].as_py()) if len(numbers) else {}
         self.validations = run.validations()
         known = np.isfinite(self.generated)
         for one in self.validations:
@@ -309,15 +309,6 @@ def _largest(run: Run) -> tuple[list[str], np.ndarray]:
     if len(order) > len(shown):
         names.append(f"{len(order) - len(shown)} others")
     return names or ["(none)"], place[code]
-
-
-def _plan(steps: Any) -> dict[str, float]:
-    """Steps and rollouts planned, as the newest step says."""
-    if not steps.num_rows:
-        return {}
-    scalars = scalars_of(steps.column("scalars")[-1].as_py())
-    found = {name: scalars.get(f"adaptive/plan/{name}") for name in ("steps", "rollouts")}
-    return {name: value for name, value in found.items() if value is not None and value > 0}
 
 
 def _of_steps(

@@ -29,7 +29,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.report.accounts import ledgers_of, scalars_of
+from verl_adaptive.report.accounts import ledgers_of, plan_of
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.page import Live, environment, policy_of
 from verl_adaptive.stats import Run, find_runs
@@ -130,8 +130,8 @@ def state_of(run: Run) -> dict[str, Any]:
     """
     run = run.again()
     newest, validations = run.newest(), run.validations()
-    step = wall = plan = generated = None
-    budget = float("inf")
+    step = wall = generated = None
+    planned: dict[str, float] = {}
     attempt, pace = 0, 0.0
     if newest:
         attempt, step, wall = (newest[-1][name] for name in ("attempt", "step", "wall_time"))
@@ -139,27 +139,26 @@ def state_of(run: Run) -> dict[str, Any]:
             pace = max(0.0, wall - newest[0]["wall_time"])
         _, ledger = ledgers_of(newest[-1]["ledger"])
         generated = None if ledger is None else ledger.rollouts.generated
-        scalars = scalars_of(newest[-1]["scalars"])
-        planned = scalars.get("adaptive/plan/steps", 0.0)
-        plan = int(planned) if 0 < planned < 1e15 else None
-        budget = scalars.get("adaptive/plan/rollouts", budget)
+        planned = plan_of(newest[-1]["scalars"])
     # the further one along is the one that ends the run
-    by_rollouts = 0 < budget < 1e15 and (generated or 0) / budget > (step / plan if step and plan else 0.0)
+    done = {"steps": step or 0, "rollouts": generated or 0}
+    along = {name: done[name] / planned[name] for name in planned}
+    by_rollouts = along.get("rollouts", 0.0) > along.get("steps", 0.0)
     curve = next(iter(headline(validations)[-1:]), None)
     times = [w for w in (wall, validations[-1]["wall_time"] if validations else None) if w is not None]
     updated = max(times, default=None)
     return {
         "version": f"{attempt}.{step}.{len(validations)}",
         "step": step,
-        "plan": None if by_rollouts else plan,
-        "budget": int(budget) if by_rollouts else None,
+        "plan": int(planned["steps"]) if "steps" in planned and not by_rollouts else None,
+        "budget": int(planned["rollouts"]) if by_rollouts else None,
         "generated": generated,
         "validation": None if curve is None else float(curve.values[-1]),
         "best": None if curve is None else float(curve.values.max()),
         "curve": [] if curve is None else curve.values[-200:].tolist(),
         "metric": None if curve is None else curve.metric,
         "updated": updated,
-        "done": bool(plan and step and step >= plan) or (generated or 0) >= budget,
+        "done": max(along.values(), default=0.0) >= 1,
         "running": updated is not None and time.time() - updated < max(180.0, 5 * pace),
     }
 
