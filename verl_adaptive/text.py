@@ -40,6 +40,15 @@ def number(value: float | None) -> str:
     return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.1f}"
 
 
+def cell(value: Any, column: str = "", limit: int | None = None) -> str:
+    """A value of a column of prompts for people: rates and means with three decimals, ``-`` for nothing, text made safe."""
+    if isinstance(value, str):
+        return clean(value, limit)
+    if isinstance(value, float) and math.isfinite(value) and ("rate" in column or not value.is_integer()):
+        return f"{value:.1f}" if column == "surprise" else f"{value:.3f}"
+    return number(value)
+
+
 def counted(amount: float, noun: str) -> str:
     """A count with its noun.
 

@@ -42,7 +42,7 @@ from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.prompts import about_column
-from verl_adaptive.text import clean, counted, number, share
+from verl_adaptive.text import cell, clean, counted, number, share
 
 _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 
@@ -258,7 +258,7 @@ def _print_lists(shown: dict[str, list[dict[str, Any]]], found: str = "") -> Non
         digits = key_digits(out)
         names = [name for name in records[0] if name != "text"]
         columns = [(n.replace("_", " "), "left" if n in ("key", "source") else "right") for n in names]
-        cells = [[r[n][:digits] if n == "key" else _cell(n, r[n]) for n in names] for r in records]
+        cells = [[r[n][:digits] if n == "key" else cell(r[n], n, 60) for n in names] for r in records]
         out.print(table(columns, cells, f"{title}{found}", cut="source", width=out.width))
         if "text" in records[0]:  # on lines of their own: beside eight columns there is no room for words
             for r in records:
@@ -310,14 +310,6 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         at = f" (snapshot of step {found['retired_at_step']})" if found["retired_at_step"] is not None else ""
         lines.append(("retired", number(found["retired"]) + at))
     return [*lines, *(("alarm", alarm) for alarm in found.get("alarms", ()))]
-
-
-def _cell(name: str, value: Any) -> str:
-    if isinstance(value, str):
-        return clean(value, 60)
-    if value is None or value != value:
-        return "-"
-    return f"{value:.3f}" if isinstance(value, float) and ("rate" in name or not value.is_integer()) else number(value)
 
 
 def _account(account: Account) -> str:

@@ -21,7 +21,7 @@ from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import Forecast, History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
-from verl_adaptive.text import clean, counted, number, share, span
+from verl_adaptive.text import cell, clean, counted, number, share, span
 
 #: Sources in the table.
 _SOURCES = 100
@@ -71,7 +71,7 @@ def environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": number, "share": share, "cell": _cell, "safe_text": _safe_text, "plain": _plain}
+    made.filters |= {"number": number, "share": share, "cell": cell, "safe_text": _safe_text, "plain": _plain}
     made.globals |= {
         "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")),
@@ -151,14 +151,6 @@ def _safe_text(value: object, limit: int = 600) -> str:
     """Somebody's text: escapes for what a browser would obey (bidirectional overrides), line breaks kept."""
     lines = str(value)[: 8 * limit].replace("\r\n", "\n").split("\n")
     return "\n".join(clean(line) for line in lines)[:limit]
-
-
-def _cell(value: Any, name: str = "") -> str:
-    if value is None or value != value:
-        return "-"
-    if isinstance(value, float) and ("rate" in name or not value.is_integer()):
-        return f"{value:.1f}" if name == "surprise" else f"{value:.3f}"
-    return clean(value) if isinstance(value, str) else number(value)
 
 
 def _plain(value: Any) -> str:
