@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 import numpy as np
@@ -11,7 +10,7 @@ from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.course import CLASSES, History
 from verl_adaptive.report.judge import SOLVED, SUSPECTED, Finding, dead, fallen, of_source, unsolved
 from verl_adaptive.report.learning_curve import headline
-from verl_adaptive.stats.chance import LISTED, fdr_score
+from verl_adaptive.stats.chance import LISTED, fdr_score, upper_tail
 from verl_adaptive.stats.prompts import Prompts
 
 #: Prompts visited twice from which a source is said to stand still.
@@ -83,7 +82,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
         levels = np.bincount(code, rate[twice], minlength=size) / counts
         z = np.where(counts >= _PAIRS, means / np.sqrt(spread / counts), np.nan)
     # of many sources some fall by chance, so each is judged among all
-    fall = fdr_score(np.array([0.5 * math.erfc(-v / math.sqrt(2)) if v == v else np.nan for v in z.tolist()]))
+    fall = fdr_score(upper_tail(-z))
     out = []
     for source in np.flatnonzero(counts >= _PAIRS).tolist():
         count, mean, level = int(counts[source]), float(means[source]), float(levels[source])

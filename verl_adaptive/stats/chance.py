@@ -94,8 +94,12 @@ def swings(jumps: np.ndarray, visits: np.ndarray, right: np.ndarray, rollouts: n
         free = (visits - 1) / scale
         x = np.where(jumps > 0, jumps / (each * scale), 0.0)
         z = (np.cbrt(x / free) - (1 - 2 / (9 * free))) / np.sqrt(2 / (9 * free))
-    tail = np.array([0.5 * math.erfc(v / math.sqrt(2)) if v == v else np.nan for v in z.tolist()])
-    return np.where(visits >= 3, tail, np.nan)
+    return np.where(visits >= 3, upper_tail(z), np.nan)
+
+
+def upper_tail(z: np.ndarray) -> np.ndarray:
+    """Chance that a standard normal is above each; nan stays nan."""
+    return np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in z.tolist()])
 
 
 def fit_beta(n: np.ndarray, successes: np.ndarray, *, by_prompt: bool = False) -> tuple[float, float]:
