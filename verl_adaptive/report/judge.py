@@ -40,6 +40,7 @@ from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.stats import Run, StoreError
 from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.history import Window
+from verl_adaptive.stats.journal import numbers
 from verl_adaptive.stats.suspects import SURPRISING
 from verl_adaptive.text import clean
 
@@ -395,8 +396,7 @@ class Judge:
         """Take what verl's validation measured after ``step``; arguments and result as of ``Journal.commit_validation``."""
         if self._validations and self._validations[-1]["step"] >= step:
             return []  # of several measurements of a step the first one counts
-        numbers = {n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and np.isfinite(v)}
-        known = {n: v for n, v in numbers.items() if n.startswith("val-")}
+        known = {n: v for n, v in numbers(metrics).items() if n.startswith("val-")}
         known = {n: v for n, v in known.items() if n.startswith("val-core/")} or known
         known = {n: v for n, v in known.items() if "/mean@" in n} or known  # of the others nothing is looked at again
         self._validations.append({"step": step, "metrics": known, "prompts": dict(prompts)})

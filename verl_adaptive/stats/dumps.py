@@ -22,8 +22,9 @@ import pyarrow as pa
 from verl_adaptive.groups import SUCCESS, at_least
 from verl_adaptive.stats.dataset import Row, Said
 from verl_adaptive.stats.files import StoreError, json_lines
+from verl_adaptive.stats.journal import numbers
 from verl_adaptive.stats.keys import prompt_key
-from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader, numbers
+from verl_adaptive.stats.reader import OBSERVATIONS, JournalReader
 
 #: Bytes that are read at most, the newest steps first, beyond the newest file.
 MOST = 512 * 2**20

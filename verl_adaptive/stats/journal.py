@@ -327,12 +327,9 @@ class Journal:
             prompts: data source → validation prompts, from which readers get the sampling error.
             wall_time: seconds since 1970; now by default.
         """
-        numbers = {
-            n: float(v) for n, v in metrics.items() if isinstance(v, int | float | np.number) and math.isfinite(v)
-        }
         when = time.time() if wall_time is None else float(wall_time)
         line = {"step": int(step), "wall_time": when, "generated": generated}
-        said = sealed(_json({**line, "metrics": numbers, "prompts": dict(prompts or {})}))
+        said = sealed(_json({**line, "metrics": numbers(metrics), "prompts": dict(prompts or {})}))
 
         def write() -> None:
             self._ends[_VALIDATIONS] = self._append(_VALIDATIONS, said)
@@ -517,6 +514,14 @@ def unsealed(line: bytes) -> bytes:
     if crc != b"%d}" % zlib.crc32(content):
         raise ValueError(f"its checksum does not fit: {line[:40].decode(errors='replace')!r}")
     return content + b"}"
+
+
+def numbers(found: Any) -> dict[str, float]:
+    """The finite numbers of a table; a file is not trusted: ValueError if it is no table."""
+    if not isinstance(found, Mapping):
+        raise ValueError(f"a validation holds {str(found)[:40]!r} where a table belongs")
+    kinds = (int, float, np.number)
+    return {n: float(v) for n, v in found.items() if isinstance(v, kinds) and type(v) is not bool and math.isfinite(v)}
 
 
 def is_time(value: Any) -> bool:

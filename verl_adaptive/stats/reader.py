@@ -23,7 +23,7 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.stats.atomic import read_file
 from verl_adaptive.stats.history import Flips, Window
-from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, is_time, unsealed
+from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, is_time, numbers, unsealed
 from verl_adaptive.stats.table import StatsTable, key_words
 
 OBSERVATIONS = pa.schema([("attempt", pa.int32()), *GROUPS])
@@ -305,10 +305,3 @@ def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
         at = f"steps {lines[0]['step']} to {lines[-1]['step']}"
         raise JournalError(f"{path} is damaged, {at}: {error}") from error
     return table.add_column(0, OBSERVATIONS.field(0), pa.array(np.full(len(table), lines[0]["attempt"], np.int32)))
-
-
-def numbers(found: Any) -> dict[str, float]:
-    """The finite numbers of a table; the file is not trusted: ValueError if it is no table."""
-    if not isinstance(found, dict):
-        raise ValueError(f"a validation holds {str(found)[:40]!r} where a table belongs")
-    return {name: value for name, value in found.items() if type(value) in (int, float) and math.isfinite(value)}
