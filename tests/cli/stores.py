@@ -107,7 +107,7 @@ def make_run(
                 result.outcome.astype(str),
                 {"step": result.ledger.as_dict(), "run": engine.total.as_dict()},
                 {**engine.policy.metrics(), **(plan or {})},
-                sources=[table.sources[i] for i in table.col("source")[groups.row]],
+                sources=table.source_names(groups.row),
                 wall_time=1.7e9 + 60.0 * step,
                 longest=longest,
             )

@@ -396,7 +396,7 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
         for step in range(1, 61):
             groups = (result := run_step(engine, world, step)).groups
             scalars = engine.policy.metrics()
-            names = [table.sources[i] for i in table.col("source")[groups.row]]
+            names = table.source_names(groups.row)
             outcomes = result.outcome.astype(str)
             journal.commit_step(step, groups, table.keys[groups.row], outcomes, {}, scalars, sources=names, longest=30)
             good = groups.select(~groups.failed & (groups.n > 0))

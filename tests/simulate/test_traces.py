@@ -59,12 +59,12 @@ def test_data_sources_come_along_into_the_simulation(tmp_path, snapshot) -> None
     rows = engine.table.rows_for(trace.keys.copy(), create=False)
     if snapshot:  # totals only
         assert trace.steps == 1 and trace.n.tolist() == engine.table.col("rollouts")[rows].tolist()
-    assert trace.sources == [engine.table.sources[i] for i in engine.table.col("source")[rows]]
+    assert trace.sources == engine.table.source_names(rows)
     simulation = make_simulation(
         "dapo adaptive/sampler=mopps_by_source", make_replayed(trace, None, 0), batch=4, n=4, steps=2
     )
     table = simulation.engine.table
-    assert [table.sources[i] for i in table.col("source")] == list(trace.sources) and len(set(trace.sources)) > 1
+    assert table.source_names() == list(trace.sources) and len(set(trace.sources)) > 1
 
 
 def test_verls_rollouts_are_judged_by_the_threshold(tmp_path) -> None:

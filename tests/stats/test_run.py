@@ -161,7 +161,7 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert never == key_hex(dataset_keys(rows))[0]  # as training finds it
     row = beside.texts({never})[never]
     assert (row.row, row.text, row.source, row.said.answers) == (0, "what is 0?", "sums", "7 100%")
-    assert {beside.table.sources[i] for i in beside.table.col("source")} == {"sums"}  # what is said of sources, too
+    assert set(beside.table.source_names()) == {"sums"}  # what is said of sources, too
     kept = str(tmp_path / "kept.parquet")
     assert main(["export", str(folder), kept, "--data", data, "--where", "successes > 0"]) == 0
     assert keys_of(kept)[0].tolist() == dataset_keys(rows)[1:].tolist()

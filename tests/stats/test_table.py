@@ -116,7 +116,7 @@ def test_sources() -> None:
     table.rows_for(keys[:2], sources=["math", "code"])
     table.rows_for(keys[:4], sources=["code", "math", "code", ""])  # the first word stays
     table.rows_for(keys[[4, 4]], sources=["web", "math"])
-    assert [table.sources[i] for i in table.col("source")] == ["math", "code", "code", "", "web"]
+    assert table.source_names() == ["math", "code", "code", "", "web"]
     table.rows_for(keys[[3, 5]], create=False, sources=["math", "math"])
     assert len(table) == 5 and table.col("source")[3] == 1
     with pytest.raises(ValueError, match="1 sources for 2 keys"):

@@ -184,7 +184,6 @@ class RunStore:
         if self.journal is None:
             return
         groups = result.groups
-        names = self.table.sources
         self.journal.commit_step(
             step,
             groups,
@@ -198,7 +197,7 @@ class RunStore:
                 "adaptive/plan/steps": engine.facts.steps,
                 "adaptive/plan/rollouts": self.adaptive.total_rollouts,
             },
-            sources=[names[i] for i in self.table.col("source")[groups.row]],
+            sources=self.table.source_names(groups.row),
             longest=self.plan.longest,
         )
 

@@ -30,7 +30,6 @@ from verl_adaptive.groups import at_least
 from verl_adaptive.stats.files import StoreError, file_rows
 from verl_adaptive.stats.keys import KEY_DTYPE, custom_key, keys_array
 from verl_adaptive.stats.run import TABLES, open_run
-from verl_adaptive.stats.table import StatsTable
 
 _VALUES = ("pass_rate", "n", "step", "tokens", "data_source", "source")
 _NAMES = ("key", "prompt_id", "uid", "id", "prompt", "index")
@@ -208,13 +207,8 @@ def _read_run(source: str, threshold: float) -> Trace | None:
         kind="verl's rollouts" if dumped else _KINDS[run.kind],
         where=run.where,
         note=_TRAINED if dumped else "; ".join(run.missing()),
-        sources=_sources(table, used),
+        sources=table.source_names(used) if len(table.sources) > 1 else None,
     )
-
-
-def _sources(table: StatsTable, rows: np.ndarray) -> list[str] | None:
-    """Names of the data sources of these rows; None if there are none."""
-    return [table.sources[i] for i in table.col("source")[rows].tolist()] if len(table.sources) > 1 else None
 
 
 #: What can be read, asked in this order.

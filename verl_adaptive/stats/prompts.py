@@ -131,7 +131,7 @@ class Prompts:
         if name == "key":
             return key_hex(self.table.keys[rows])
         if name == "source":
-            return [self.table.sources[i] for i in self.table.col("source")[rows].tolist()]
+            return self.table.source_names(rows)
         return self.column(name, rows).to_pylist()
 
     def column(self, name: str, rows: np.ndarray | slice = slice(None)) -> pa.Array:

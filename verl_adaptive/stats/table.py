@@ -206,6 +206,10 @@ class StatsTable:
             self.sources.append(name)
         return self._source_ids[name]
 
+    def source_names(self, rows: np.ndarray | slice = slice(None)) -> list[str]:
+        """The name of each row's data source."""
+        return [self.sources[i] for i in self.col("source")[rows].tolist()]
+
     def _reserve(self, length: int) -> None:
         """Make room; geometric, so that adding rows costs amortised constant time. The first filling is exact."""
         if length <= self._capacity:
