@@ -94,7 +94,7 @@ def test_evidence_becomes_pseudo_counts(source: str) -> None:
         assert (table.col(name) == -1).all()
     assert not table.col("retired").any() and not table.col("failures").any()
     assert (report.offered, report.matched, report.used, report.prompts, report.rollouts) == (4, 4, 4, 6, 41)
-    assert report.match_rate == pytest.approx(4 / 6) and "4 of 6 prompts (66.7%)" in str(report)
+    assert "4 of 6 prompts (66.7%)" in str(report)
 
 
 def test_the_first_step_is_this_runs(source: str) -> None:
@@ -126,7 +126,7 @@ def test_nothing_matching_is_said_loudly(source: str, caplog: pytest.LogCaptureF
     table.rows_for(make_keys(5, seed=7))
     caplog.set_level(logging.WARNING)
     report = warm_start(table, source, discount=0.5)
-    assert report.matched == 0 and report.match_rate == 0.0
+    assert report.matched == 0
     assert "Nothing matches" in caplog.text and "adaptive.id_key" in caplog.text
 
 

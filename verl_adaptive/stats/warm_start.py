@@ -14,6 +14,7 @@ from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.run import open_runs
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.text import share
 
 _LOG = logging.getLogger(__name__)
 
@@ -45,14 +46,9 @@ class WarmStartReport:
     rewarded: int
     missing: tuple[str, ...] = ()
 
-    @property
-    def match_rate(self) -> float:
-        """Fraction of this data set's prompts that the source knows."""
-        return self.matched / self.prompts if self.prompts else 0.0
-
     def __str__(self) -> str:
         text = (
-            f"{self.matched} of {self.prompts} prompts ({self.match_rate:.1%}) found among {self.offered} "
+            f"{self.matched} of {self.prompts} prompts ({share(self.matched, self.prompts)}) found among {self.offered} "
             f"of {self.kind} {self.source}; {self.used} start with {self.rollouts} pseudo-rollouts"
         )
         if self.rewarded < self.used:
