@@ -442,7 +442,7 @@ def test_listed_prompts_are_those_that_the_commands_name(reported, tmp_path, mon
     monkeypatch.chdir(tmp_path)
     for i, command in enumerate(words):
         if command[1] == "export":
-            command[3] = f"{i}.csv"
+            command[3] = f"{i}-{command[3]}"
         assert main(command[1:]) == 0, command
 
 

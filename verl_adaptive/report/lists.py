@@ -7,9 +7,7 @@ from typing import Any
 
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, SUSPECTED, never_solved
 from verl_adaptive.stats import Run
-from verl_adaptive.stats.chance import LISTED
 from verl_adaptive.stats.prompts import Prompts
-from verl_adaptive.stats.suspects import SURPRISING
 
 _SHOWN = ("key", "source", "visits", "rollouts", "pass_rate", "last_step")
 
@@ -24,7 +22,6 @@ class PromptList:
         total: prompts that belong to it; ``records`` has the first ones.
         records: column → value, a dict a prompt.
         where: a condition for ``stats --where`` that names all of them.
-        keep: one for ``export --data --where`` that leaves them out.
     """
 
     title: str
@@ -32,16 +29,20 @@ class PromptList:
     total: int
     records: list[dict[str, Any]]
     where: str
-    keep: str
+
+    @property
+    def keep(self) -> str:
+        """A condition for ``export --data --where`` that leaves them out."""
+        return f"not ({self.where})"
 
 
 def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
     """Likely wrong labels, never solved, regressed, and (of journals) flip-flopping prompts."""
     out: list[PromptList] = []
 
-    def add(title: str, about: str, where: str, keep: str, by: str, *extra: str, largest_first: bool = True) -> None:
+    def add(title: str, about: str, where: str, by: str, *extra: str, largest_first: bool = True) -> None:
         rows = prompts.order(by, prompts.where(where), largest_first)
-        out.append(PromptList(title, about, len(rows), prompts.records((*_SHOWN, *extra), rows[:limit]), where, keep))
+        out.append(PromptList(title, about, len(rows), prompts.records((*_SHOWN, *extra), rows[:limit]), where))
 
     add(
         "Likely wrong labels",
@@ -49,7 +50,6 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
         "that a prompt of the source does as badly; an answer on which the rollouts agree against the label speaks against the "
         "label.",
         SUSPECTED,
-        f"surprise < {SURPRISING}",
         "surprise",
         "surprise",
     )
@@ -57,7 +57,6 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
         "Never solved",
         f"Not one success in {tries} rollouts or more: too hard, or a wrong label.",
         never_solved(tries),
-        f"rollouts < {tries} or successes > 0",
         "rollouts",
     )
     add(
@@ -65,7 +64,6 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
         "Latest pass rate lower than the first by 0.5 or more, and significantly lower than over all of the prompt's "
         "rollouts. Regression is minus log₁₀ of the false discovery rate: 1.3 is one in twenty.",
         REGRESSED,
-        f"visits < 2 or change > -0.5 or regression < {LISTED}",
         "change",
         *("first_rate", "last_rate", "regression"),
         largest_first=False,
@@ -76,7 +74,6 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
             "Pass rate crossed one half at least twice, and jumps significantly from visit to visit: a fragile verifier, or a "
             "reward with a state. Flipping is minus log₁₀ of the false discovery rate.",
             FLIPPING,
-            f"flips < 2 or flipping < {LISTED}",
             "flips",
             *("flips", "flipping"),
         )
