@@ -37,13 +37,16 @@ from verl_adaptive.commands.arguments import (
 from verl_adaptive.commands.output import console, facts, key_digits, note, note_gaps, print_json, table
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.ledger import Account
-from verl_adaptive.report.judge import FLIPPING, hear, never_solved
+from verl_adaptive.report.judge import hear
+from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.prompts import about_column
 from verl_adaptive.text import cell, clean, counted, number, share
 
+#: Lists of the report that people ask for first, and their further columns.
+_FIRST: dict[str, list[str]] = {"Never solved": [], "Flip-flopping": ["flips"]}
 _LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 
 
@@ -148,7 +151,8 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         lists = {"selected prompts": (chosen, extra)}
         found = f": {number(len(chosen))}, {counted(facts['selected_rollouts'], 'rollout')}{share}"
     else:
-        lists, found = _standard(prompts, args.tries), ""
+        known = {each.title: each.rows for each in lists_of(prompts, args.tries, 0)}
+        lists, found = {title: (known[title], extra) for title, extra in _FIRST.items() if title in known}, ""
     shown = {
         name: prompts.records(dict.fromkeys([*_LISTED, *extra]), rows[:limit]) for name, (rows, extra) in lists.items()
     }
@@ -163,16 +167,6 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         _print(facts)
         _print_lists(shown)
     return 0
-
-
-def _standard(prompts: Any, tries: int) -> dict[str, tuple[np.ndarray, list[str]]]:
-    """The lists that people ask for first."""
-    never: tuple[np.ndarray, list[str]] = (prompts.order("rollouts", prompts.where(never_solved(tries)), True), [])
-    out = {f"never solved in {tries} rollouts or more": never}
-    if "flips" in prompts.further:
-        flipping = prompts.order("flips", prompts.where(FLIPPING), True)
-        out["flip-flopping: crossed one half at least twice, significantly"] = (flipping, ["flips"])
-    return out
 
 
 def _add_texts(shown: dict[str, list[dict[str, Any]]], opened: Any, args: argparse.Namespace) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_adaptive.report.judge import REGRESSED, SUSPECTED, never_solved
+from verl_adaptive.report.lists import lists_of
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.text import clean
@@ -20,16 +20,12 @@ WANDB, TENSORBOARD = ("wandb", "vemlp_wandb"), "tensorboard"
 
 def lists_now(table: StatsTable) -> dict[str, list[list[Any]]]:
     """Name → rows of :data:`COLUMNS`, those to look at first."""
-    prompts = Prompts(table)
-    chosen = {
-        "likely_wrong_labels": prompts.order("surprise", prompts.where(SUSPECTED), True),
-        "never_solved": prompts.order("rollouts", prompts.where(never_solved(TRIES)), True),
-        "regressed": prompts.order("change", prompts.where(REGRESSED)),
-    }
-    out = {}
-    for name, rows in chosen.items():
-        columns = [prompts.values(column, rows[:LIMIT]) for column in COLUMNS]
-        out[name] = [[clean(v, 80) if isinstance(v, str) else v for v in row] for row in zip(*columns, strict=True)]
+    prompts, out = Prompts(table), {}
+    for each in lists_of(prompts, TRIES, 0):
+        columns = [prompts.values(column, each.rows[:LIMIT]) for column in COLUMNS]
+        out[each.title.lower().replace(" ", "_")] = [
+            [clean(v, 80) if isinstance(v, str) else v for v in row] for row in zip(*columns, strict=True)
+        ]
     return out
 
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, SUSPECTED, never_solved
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.prompts import Prompts
@@ -19,16 +21,21 @@ class PromptList:
     Attributes:
         title: its heading.
         about: what is in it, and why one would look.
-        total: prompts that belong to it; ``records`` has the first ones.
-        records: column → value, a dict a prompt.
+        rows: of the table, all that belong to it, those to look at first in front.
+        records: of the first ones, column → value, a dict a prompt.
         where: a condition for ``stats --where`` that names all of them.
     """
 
     title: str
     about: str
-    total: int
+    rows: np.ndarray
     records: list[dict[str, Any]]
     where: str
+
+    @property
+    def total(self) -> int:
+        """Prompts that belong to it."""
+        return len(self.rows)
 
     @property
     def keep(self) -> str:
@@ -42,7 +49,7 @@ def lists_of(prompts: Prompts, tries: int, limit: int) -> list[PromptList]:
 
     def add(title: str, about: str, where: str, by: str, *extra: str, largest_first: bool = True) -> None:
         rows = prompts.order(by, prompts.where(where), largest_first)
-        out.append(PromptList(title, about, len(rows), prompts.records((*_SHOWN, *extra), rows[:limit]), where))
+        out.append(PromptList(title, about, rows, prompts.records((*_SHOWN, *extra), rows[:limit]), where))
 
     add(
         "Likely wrong labels",
