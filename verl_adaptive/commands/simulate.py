@@ -37,7 +37,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from verl_adaptive import __version__
-from verl_adaptive.commands.arguments import finite, refuse_overwrite
+from verl_adaptive.commands.arguments import count, finite, refuse_overwrite
 from verl_adaptive.commands.output import console, facts, note, print_json, table
 from verl_adaptive.config import check
 from verl_adaptive.errors import AdaptiveError, ConfigError
@@ -103,7 +103,7 @@ _CLOCK = (
 _LEARNED = ("learned", "rise of the pool's mean true pass rate")
 _INTERVAL = ("±", "half a 95 % interval over seeds")
 _COUNTS = {"steps", "generated"}
-_SHARES = {"wasted", "regret", "coverage", "idle", "empty", "last", "aborted_tokens"}
+_SHARES = {"wasted", "regret", "coverage", "idle", "last", "aborted_tokens"}
 
 #: Options of the clock: name → type, unit, default, the least there can be, and what it is.
 _CLOCK_OPTIONS: dict[str, tuple[Callable[[str], float], str, float, float, str]] = {
@@ -156,7 +156,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=finite,
         help="score of a success, in dumps and results of an evaluation (default: 0.5)",
     )
-    parser.add_argument("--jobs", metavar="N", type=int, default=1, help="runs at a time, a process each (default: 1)")
+    parser.add_argument(
+        "--jobs", metavar="N", type=count, default=1, help="runs at a time, a process each (default: 1)"
+    )
     timed = parser.add_argument_group("clock", "seconds of generation in a queueing model")
     timed.add_argument("--clock", action="store_true", help="count seconds; verl's own filter_groups runs beside")
     for name, (kind, unit, default, _, about) in _CLOCK_OPTIONS.items():
@@ -193,8 +195,6 @@ def run(args: argparse.Namespace) -> int:
 
 def _tasks(args: argparse.Namespace) -> list[Task]:
     """Everything that is to run, checked before the first of it does."""
-    if args.jobs < 1:
-        raise ConfigError("--jobs", args.jobs, "must be 1 or greater")
     steps, budget = args.steps, args.budget
     if steps is None:
         budget = 200 * args.batch * args.n if budget is None else budget

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from verl_adaptive.config import check
 from verl_adaptive.errors import ConfigError, UsageError
 from verl_adaptive.significance import interval
 from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
@@ -56,13 +57,10 @@ class Setting:
 
     def __post_init__(self) -> None:
         for key in ("batch", "n", "steps"):
-            if getattr(self, key) < 1:
-                raise ConfigError(f"--{key}", getattr(self, key), "must be 1 or greater")
+            check(getattr(self, key) >= 1, f"--{key}", getattr(self, key), "must be 1 or greater")
         step = self.batch * self.n
-        if self.budget is not None and self.budget < step:
-            raise ConfigError(
-                "--budget", self.budget, f"is less than one step of {self.batch} prompts x {self.n} rollouts = {step}"
-            )
+        short = f"is less than one step of {self.batch} prompts x {self.n} rollouts = {step}"
+        check(self.budget is None or self.budget >= step, "--budget", self.budget, short)
 
 
 @dataclass(frozen=True)
