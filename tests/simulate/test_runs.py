@@ -246,7 +246,6 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
         ("greso adaptive.min_sessions=1.0", "a group fails or is whole"),
         ("greso adaptive.sampler.p_easy=[", "no viable alternative"),
         ("oracle_best adaptive.seed=3", "takes no overrides"),
-        ("verl_filter_groups adaptive.seed=1", "takes no overrides"),
     ],
 )
 def test_a_preset_that_cannot_be_is_refused(preset, message) -> None:
