@@ -5,8 +5,8 @@ From verl 0.9.1, ``verl/trainer/ppo/v1/replay_buffer.py`` (``ReplayBuffer.sample
 
 * a step sends B prompts, n rollouts each; every ``poll_interval`` (2 s) it looks at what is back;
 * a look evicts the groups whose rewards are all equal, and each gives credit for two new prompts;
-* while fewer than B groups are good, credit is spent on new prompts as long as no more than
-  ``max_inflight_gen_batches`` · B prompts are in flight (verl counts prompts, and those that wait for a slot too);
+* while fewer than B groups are good, credit is spent on new prompts as long as no more than B prompts are in flight
+  (``max_inflight_gen_batches`` is 1; verl counts prompts, and those that wait for a slot too);
 * once B groups are good no more is sent, but what is in flight is waited for to its end ("drain"); then B groups train
   and the rest, good or not, is thrown away.
 
@@ -34,15 +34,14 @@ class VerlFilter(Engine):
 
     Args:
         args, kwargs: as :class:`Engine`; the policy is plain GRPO's, and nothing is decided by the table.
-        max_inflight: ``algorithm.filter_groups.max_inflight_gen_batches``.
     """
 
     kind = "verl"
     decided = False  # what is in flight is drained
 
-    def __init__(self, *args: Any, max_inflight: int = 1, **kwargs: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.config, self.max_inflight = replace(self.config, poll_interval=POLL), max_inflight
+        self.config = replace(self.config, poll_interval=POLL)
 
     def begin(self, step: int) -> Requests:
         """Send the step's batch."""
@@ -63,7 +62,7 @@ class VerlFilter(Engine):
         if sum(map(len, self._good)) >= self.facts.batch:
             return None
         self._credit += 2 * int(flat.sum())
-        count = min(self._credit, max(0, self.max_inflight * self.facts.batch - len(self.flight)))
+        count = min(self._credit, max(0, self.facts.batch - len(self.flight)))
         if count == 0:
             return None
         self._credit -= count
