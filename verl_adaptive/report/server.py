@@ -22,6 +22,7 @@ from urllib.parse import parse_qs, quote
 
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -271,24 +272,24 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
     async def index_version(request: Request) -> Response:
         return PlainTextResponse((await run_in_threadpool(_index, site))[2])
 
-    async def run_page(request: Request) -> Response:
+    async def asked_for(request: Request) -> Run:
         run = await run_in_threadpool(site.find, request.path_params["id"])
         if run is None:
-            return PlainTextResponse("no such run\n", 404)
-        return HTMLResponse(_sendable(await site.page(run)))
+            raise HTTPException(404, "no such run\n")
+        return run
+
+    async def run_page(request: Request) -> Response:
+        return HTMLResponse(_sendable(await site.page(await asked_for(request))))
 
     async def run_version(request: Request) -> Response:
-        run = await run_in_threadpool(site.find, request.path_params["id"])
-        if run is None:
-            return PlainTextResponse("no such run\n", 404)
-        page = await site.ready(run)
+        page = await site.ready(await asked_for(request))
         return PlainTextResponse("" if page is None else page.version)
 
     async def compared(request: Request) -> Response:
         ids = request.query_params.getlist("run")
         runs = [run for run in (await run_in_threadpool(site.runs))[0] if run.id in ids]
         if len(runs) < 2:
-            return PlainTextResponse("two runs or more are compared\n", 404)
+            raise HTTPException(404, "two runs or more are compared\n")
         return HTMLResponse(_sendable(await run_in_threadpool(site.compare, runs)))
 
     async def failed(request: Request, error: Exception) -> Response:
