@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.arms import names_of
-from verl_adaptive.report.course import History
+from verl_adaptive.report.course import History, difficulty
 from verl_adaptive.report.findings import findings
 from verl_adaptive.report.judge import Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
@@ -104,10 +104,6 @@ def _then_and_now(run: Run) -> np.ndarray:
     first, last = run.prompts.get("first_rate"), run.prompts.get("last_rate")
     # of a single visit the first is the latest: it would fill the diagonal
     known = np.isfinite(first) & np.isfinite(last) & (run.prompts.get("visits") > 1)
-
-    def kind(rate: np.ndarray) -> np.ndarray:
-        return np.where(rate < 0.25, 0, np.where(rate <= 0.75, 1, 2))
-
     out = np.zeros((3, 3), dtype=np.int64)
-    np.add.at(out, (kind(first[known]), kind(last[known])), 1)
+    np.add.at(out, (difficulty(first[known]), difficulty(last[known])), 1)
     return out

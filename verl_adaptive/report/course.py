@@ -34,6 +34,11 @@ CLASSES = ("all wrong", "hard", "middle", "easy", "all right", "failed")
 _NEVER = np.iinfo(np.int64).max
 
 
+def difficulty(rate: np.ndarray) -> np.ndarray:
+    """int64: of pass rates, 0 hard (below 0.25), 1 middle, 2 easy (above 0.75)."""
+    return np.where(rate < 0.25, 0, np.where(rate <= 0.75, 1, 2))
+
+
 class History:
     """A journal's course, steps put together into at most :data:`POINTS` bins; made in one pass over its groups.
 
@@ -120,9 +125,7 @@ class History:
     def _add(self, w: Window) -> None:
         """Take a window's groups."""
         home = np.minimum(np.searchsorted(self.step, w.step), len(self.step) - 1)
-        place = np.select(
-            [~w.usable, w.kind < 0, w.kind > 0, w.rate < 0.25, w.rate <= 0.75], [5, 0, 4, 1, 2], default=3
-        )
+        place = np.select([~w.usable, w.kind < 0, w.kind > 0], [5, 0, 4], default=1 + difficulty(w.rate))
         np.add.at(self.classes, (home, place), 1)
         self._sum(w, home)
         good = w.usable
