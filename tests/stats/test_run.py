@@ -74,6 +74,7 @@ def test_a_run_cut_at_a_step_has_its_prompts_of_then(made: tuple[Path, StatsTabl
     cut = whole.until(3)
     assert cut.table.col("last_step").max() == 3 and whole.table.col("last_step").max() == 6 and cut.retired is None
     assert {step for page in cut.observations() for step in page.column("step").to_pylist()} == {1, 2, 3}
+    assert cut.steps.column("step").to_pylist() == [1, 2, 3]
 
 
 @pytest.mark.parametrize("name", ["pipe", "1.jsonl", "attempt-0/attempt.json", "global_step_1/adaptive/manifest.json"])

@@ -10,7 +10,6 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.accounts import ledgers_of
 from verl_adaptive.report.arms import spent
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
@@ -33,15 +32,13 @@ def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run
     limit = np.inf if whole or len(known) < len(runs) else min(float(course["rollouts"][-1]) for course in known)
     out, facts = [], []
     for run, course in zip(runs, courses, strict=True):
-        hours, cut, then, about = None, False, run, {}
+        hours, cut, then = None, False, run
         if course is not None:
             at = max(0, int(np.searchsorted(course["rollouts"], limit, side="right")) - 1)
             hours, cut = float(course["hours"][at]), at < len(course["step"]) - 1
-            if cut:
-                step, (_, ledger) = int(course["step"][at]), ledgers_of(run.steps.column("ledger")[at].as_py())
-                then, about = run.until(step), {"last_step": step, "steps": at + 1, "ledger": ledger}
+            then = run.until(int(course["step"][at])) if cut else run
         out.append(then)
-        facts.append({**overview(then), **about, "hours": hours, "cut": cut})
+        facts.append({**overview(then), "hours": hours, "cut": cut})
     return out, facts
 
 

@@ -200,7 +200,8 @@ class Run:
     def steps(self) -> pa.Table:
         """One row a step: ``attempt``, ``step``, ``wall_time``, ``groups``, and ``ledger`` and ``scalars`` as JSON text."""
         with reading(self.source):
-            return self._journal.steps()
+            steps = self._journal.steps()
+            return steps.slice(0, int((steps.column("step").to_numpy() <= self.last).sum()))
 
     def observations(self, first_step: float = 0, last_step: float = math.inf) -> Iterator[pa.Table]:
         """Pages of :data:`verl_adaptive.stats.reader.OBSERVATIONS`, a row a finished group; bounds are included."""
