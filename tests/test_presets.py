@@ -195,6 +195,16 @@ def test_a_part_that_does_not_load_is_told_of_where_it_is_chosen(third_party, co
         build_policy(adaptive(composed("+adaptive=dapo", "adaptive/filter=wrong")))
 
 
+def test_a_part_does_not_take_the_place_of_a_shipped_one(third_party, composed) -> None:
+    """A preset would do something else wherever a package with such a name is installed."""
+    third_party(filter_band=f"{__name__}:Unfinished")
+    assert build_policy(adaptive(composed("+adaptive=dapo"))).filter.name == "informative"
+    with pytest.raises(
+        ConfigError, match=r"adaptive\.filter\.name='band': .*entry point .*:Unfinished; rename that one"
+    ):
+        build_policy(adaptive(composed("+adaptive=pilot_commit")))
+
+
 # -- what a part can do -------------------------------------------------------------------------------------
 
 

@@ -92,9 +92,12 @@ def find_part(role: str, name: str) -> type[Role]:
     """
     if ":" in name:
         return _by_path(role, name)
-    if f"{role}.{name}" in _third_party():
+    theirs = _third_party().get(f"{role}.{name}")
+    if theirs is not None:
+        hint = f"is the name of a {role} that ships with verl-adaptive, and of the entry point {theirs.value}; rename that one"
+        check(name not in PARTS[role], f"adaptive.{role}.name", name, hint)
         try:
-            part = _third_party()[f"{role}.{name}"].load()
+            part = theirs.load()
         except Exception as error:
             raise ConfigError(
                 f"adaptive.{role}.name", name, f"is of another package, which fails to load: {error}; reinstall it"
