@@ -137,7 +137,7 @@ def _coerce_one(hint: Any, value: Any, key: str) -> Any:
         return type(hint())(_coerce(inner, v, f"{key}[{i}]") for i, v in enumerate(value))
     if typing.get_origin(hint) is dict:
         if not isinstance(value, Mapping):
-            raise ConfigError(key, value, "must be a group of keys")
+            raise ConfigError(key, value, f"must be a group of keys; choose one by {key.replace('.', '/')}={value}")
         return dict(value)
     if hint is Any:
         return value

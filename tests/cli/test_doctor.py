@@ -286,7 +286,13 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
             "write +adaptive.sampler.steps=…",
         ),
         (("+adaptive=greso", "adaptive.store.dir=postgresql://h/d"), "validate", "is no folder"),
+        (("+adaptive=greso", "adaptive.sampler=cero"), "validate", "choose one by adaptive/sampler=cero"),
         # verl asserts these when its workers start
+        (
+            ("+adaptive=greso", "actor_rollout_ref.rollout.mode=sync"),
+            "validate",
+            "set `actor_rollout_ref.rollout.mode=async`",
+        ),
         ((*SEPARATE, "trainer.v1.trainer_mode=separate"), "validate", "trainer.v1.trainer_mode='separate'"),
         ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=4"), "validate", "/ parameter_sync_step=16"),
         ((*SEPARATE, "actor_rollout_ref.rollout.nnodes=0"), "validate", "rollout.nnodes=0"),

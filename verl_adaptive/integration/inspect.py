@@ -165,7 +165,7 @@ def validate_as_verl(config: DictConfig) -> list[str]:
     """verl's own validation; what was left out of it because something that the run will have is not on this machine."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_reference_policy
-    from verl.utils.config import validate_config
+    from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     config, remarks = _without_lora(config)
     reference, critic = need_reference_policy(config), has_critic(config)
@@ -184,6 +184,7 @@ def validate_as_verl(config: DictConfig) -> list[str]:
             remarks.append(
                 f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"
             )
+        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as workers do, once the models are loaded
     return remarks
 
 
