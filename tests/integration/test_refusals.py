@@ -148,7 +148,11 @@ def test_passes(overrides):
         ),
         (
             "+adaptive=greso trainer.n_gpus_per_node=1 actor_rollout_ref.rollout.tensor_model_parallel_size=2",
-            r"tensor_model_parallel_size=2: an engine of .* needs more than there are",
+            r"tensor_model_parallel_size=2: an engine takes 2 GPUs .* there are 1 to generate on",
+        ),
+        (
+            "+adaptive=greso trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.tensor_model_parallel_size=3",
+            r"tensor_model_parallel_size=3: .*choose sizes that divide 8",
         ),
         (
             "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100",

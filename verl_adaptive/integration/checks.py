@@ -12,7 +12,15 @@ from verl_adaptive.config import AdaptiveConfig, check, flat
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration.compat import MODES, queue_lacks
 from verl_adaptive.integration.engines import keeps_rows
-from verl_adaptive.integration.facts import ahead_of, async_of, gpus_of, has_critic, late_rewards, mode_of, replicas_of
+from verl_adaptive.integration.facts import (
+    ahead_of,
+    async_of,
+    gpus_of,
+    gpus_of_engine,
+    has_critic,
+    late_rewards,
+    mode_of,
+)
 from verl_adaptive.integration.guard import is_preset
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.roles import Commits
@@ -478,12 +486,13 @@ def _check_servers(config: Any, policy: Policy) -> None:
         "dispatches single rollouts, and a preset sends, tops up and aborts prompts with all of theirs; set it to false",
     )
     apart = (rollout.get("disaggregation") or {}).get("enabled", False)
-    check(  # verl makes none then, and every rollout fails
-        apart or replicas_of(config) >= 1 or not gpus_of(config),
+    gpus, engine = gpus_of(config), gpus_of_engine(config)
+    check(  # verl makes none of more than there are, and every rollout fails; its workers refuse a rest once models are loaded
+        apart or gpus % engine == 0 or (mode_of(config) == "separate_async" and gpus > engine),
         f"{key}.tensor_model_parallel_size",
         rollout.tensor_model_parallel_size,
-        f"an engine of {key}.tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size GPUs needs more than "
-        "there are to generate on; use at most as many",
+        f"an engine takes {engine} GPUs (tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size), and there "
+        f"are {gpus} to generate on; choose sizes that divide {gpus}",
     )
     if not apart or not _aborts(config, policy):
         return

@@ -112,14 +112,18 @@ def gpus_of(config: Any) -> int:
     return int(where.n_gpus_per_node * where.nnodes)
 
 
+def gpus_of_engine(config: Any) -> int:
+    """GPUs of one replica of the inference engine."""
+    rollout = config.actor_rollout_ref.rollout
+    return int(rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size)
+
+
 def replicas_of(config: Any) -> int:
     """Replicas of the inference engine (``LLMServerManager``): GPUs that generate over the GPUs of one; 0: not told by these."""
-    rollout = config.actor_rollout_ref.rollout
-    disaggregation = rollout.get("disaggregation")
+    disaggregation = config.actor_rollout_ref.rollout.get("disaggregation")
     if disaggregation is not None and disaggregation.get("enabled", False):
         return 0  # prefill and decoding on engines of their own
-    one = rollout.tensor_model_parallel_size * rollout.data_parallel_size * rollout.pipeline_model_parallel_size
-    return int(gpus_of(config) // one)
+    return gpus_of(config) // gpus_of_engine(config)
 
 
 def engines_of(config: Any) -> int:
