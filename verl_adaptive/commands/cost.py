@@ -221,7 +221,10 @@ def _measured(plan: RunPlan) -> str:
     if said is None:
         return ""
     shipped = compose_preset([name])
-    same = (getattr(plan.adaptive, key) == getattr(shipped, key) for key in ("refill", "batch_unit", *KINDS))
+    same = (
+        getattr(plan.adaptive, key) == getattr(shipped, key)
+        for key in ("refill", "batch_unit", "max_rollouts_per_step", *KINDS)
+    )
     return said if all(same) else ""
 
 
