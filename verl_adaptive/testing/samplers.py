@@ -26,7 +26,7 @@ from verl_adaptive.policy import Policy, find_part
 from verl_adaptive.roles import Pick
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.components import PartConformance, flat, pure, through_files
+from verl_adaptive.testing.components import LOST, PartConformance, flat, pure, through_files
 
 
 @dataclass
@@ -243,7 +243,9 @@ class SamplerConformance(PartConformance):
         for run in runs[1:]:
             assert flat(run.engine.policy.sampler.state_dict()) == flat(runs[0].engine.policy.sampler.state_dict())
             for name in run.engine.table.columns:
-                assert run.engine.table.col(name).tobytes() == runs[0].engine.table.col(name).tobytes(), name
+                assert np.array_equal(run.engine.table.col(name), runs[0].engine.table.col(name), equal_nan=True), (
+                    LOST.format(name)
+                )
 
     def test_no_prompt_is_starved(self) -> None:
         """Half the pool is solved for good; each prompt must still be seen again and again."""
