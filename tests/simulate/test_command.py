@@ -235,3 +235,5 @@ def test_two_processes_give_the_same_rows_with_a_part_in_a_file_of_the_users_own
         (tmp_path / "json.py").write_text(OWN)
         words = ("--preset", f"grpo adaptive/filter=custom adaptive.filter.name={name}")
         assert message in refusal("simulate", *QUICK, *words, status=2)
+    preset += " adaptive.filter.longest=3"
+    assert "write +adaptive.filter.longest=…" in refusal("simulate", *QUICK, "--preset", preset, status=2)

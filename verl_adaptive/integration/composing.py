@@ -18,7 +18,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest
 from verl_adaptive.integration import guard
-from verl_adaptive.policy import option_hint
+from verl_adaptive.policy import KINDS, option_hint
 
 
 def _config_folder() -> str:
@@ -232,7 +232,7 @@ def _near(command: Command) -> list[str]:
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
     parser, hints, choices, keys = OverridesParser.create(), [], [], []
-    own = {word.split(".name=")[0] for word in command.overrides if re.match(r"adaptive\.\w+\.name=.*:", word)}
+    own = {role: word for role in KINDS for word in command.overrides if word.startswith(f"adaptive.{role}.name=")}
     for word in command.overrides:
         try:
             (override,) = parser.parse_overrides([word])
@@ -257,11 +257,9 @@ def _near(command: Command) -> list[str]:
             return hints
         if OmegaConf.is_config(made.get("adaptive")):
             chosen = OmegaConf.to_container(made.adaptive)
+            chosen |= {role: {**(chosen.get(role) or {}), "name": word.partition("=")[2]} for role, word in own.items()}
             for key in keys:
-                if key.rpartition(".")[0] not in own:
-                    hints += [f"{key}: {hint}"] if (hint := option_hint(key, chosen)) else []
-                elif OmegaConf.select(made, key, default=made) is made:
-                    hints.append(f"{key}: write +{key}=…, for Hydra does not know the options of a part of your own")
+                hints += [f"{key}: {hint}"] if (hint := option_hint(key, chosen)) else []
         elif "adaptive" not in made:
             hints += [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
     return hints

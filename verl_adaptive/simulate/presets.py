@@ -12,7 +12,7 @@ from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError, UsageError, nearest
-from verl_adaptive.policy import option_hint
+from verl_adaptive.policy import KINDS, option_hint
 
 #: References that no command line of verl can name: they see the true pass rates.
 REFERENCES = ("oracle_best",)
@@ -78,7 +78,8 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
             words = " ".join([name, *overrides])
             said = str(error)
             if unknown := re.search(r"Could not override '(adaptive\.[\w.]+)'", said):
-                chosen = _composed(name, tuple(word for word in overrides if word.startswith("adaptive/")))
+                chooses = ("adaptive/", *(f"adaptive.{role}.name=" for role in KINDS))
+                chosen = _composed(name, tuple(word for word in overrides if word.startswith(chooses)))
                 said = f"{unknown[1]}: {option_hint(unknown[1], chosen)}"
             raise UsageError(f"{words}: {said}; overrides of one preset go into its own quotes") from error
         hint = nearest(name, [*preset_names(), *REFERENCES, *PEERS])
