@@ -86,6 +86,17 @@ def test_no_pilot_trains_that_is_older_than_the_bound(form, max_age) -> None:
         assert max(ages) >= min(1, max_age) and set(expired) <= {max_age + 1}
 
 
+def test_a_short_step_does_not_fall_back_on_pilots_that_are_too_old() -> None:
+    """They have variance and are the oldest, so they came first. What they showed counts as old evidence, too."""
+    engine, world = pilot_commit("pipelined", max_rounds=2, allocator={"max_age": 0}, on_exhausted="relax")
+    run_step(engine, world, 1)
+    old = engine.held.submission
+    world.p[:] = 0.0
+    result = run_step(engine, world, 2)
+    assert len(old) and set(result.outcome[np.isin(result.groups.submission, old)]) == {"expired"}
+    assert result.trained.sum() == 8 and set(result.groups.lag[result.outcome == "expired"]) == {1}
+
+
 def test_the_first_in_the_band_train() -> None:
     """Against the slow reference: whoever is back first, the B first in order of submission that pass get a commit."""
     for seed in range(6):

@@ -106,10 +106,10 @@ class GroupTracker:
 
     def recall(self) -> Requests:
         """Ask the allocator about held groups: top-ups of those that go on, which are open again; the others expire."""
+        self.held.lag = np.maximum(self.held.lag, self.progress.step - self.held_since).astype(np.int32)
         more = answers.more(self.policy.allocator, "recall", self.held, self.held_since, self.progress)
         more = fit(more, self.progress.room, otherwise=HOLD)
         back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
-        back.lag = np.maximum(back.lag, self.progress.step - self.held_since[more > 0]).astype(np.int32)
         self.held, self.held_since = self.held.select(more == HOLD), self.held_since[more == HOLD]
         if len(drop):
             self.closed.append(Closed.of(drop, "expired"))

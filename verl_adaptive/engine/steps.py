@@ -128,7 +128,7 @@ class Closed:
     @property
     def usable(self) -> np.ndarray:
         """bool ``(G,)``: groups that were dropped and could be trained on after all."""
-        return (self.outcome != "trained") & (self.outcome != "failed") & (self.outcome != "gone")
+        return ~np.isin(self.outcome.astype(str), ("trained", "failed", "gone", "expired"))
 
 
 @dataclass
