@@ -858,6 +858,17 @@ def test_what_a_filter_or_a_plan_leaves_out_exhausts_nothing(cap, rate) -> None:
 
 
 @pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+def test_the_end_of_a_budget_cuts_no_plan(make) -> None:
+    """Where the allocator tops up, the rest of CERO's budget bounds the step: a last plan of just that much had "reached the cap"."""
+    sampler = {"name": "cero", "budget": 40, "capacity": 16, "nu0": 0.0, "gamma": 0.01}
+    engine, world = make(sampler, "aero", p=np.full(64, 0.5), batch=8, n=8, steps=8, refill=False, on_exhausted="raise")
+    notes = []
+    while not engine.finished:
+        notes.append(any_step(engine, world, len(notes) + 1).note)
+    assert engine.policy.sampler.left == 0 and not any(notes)
+
+
+@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
 def test_a_batch_that_the_filter_drops_whole_exhausts_nothing_without_refill(make) -> None:
     """An asynchronous trainer draws once more before it falls back on dropped groups; that this ends ended the run."""
     options = {"p": np.ones(64), "refill": False, "on_exhausted": "raise", "max_rounds": 1}

@@ -106,6 +106,9 @@ class PromptSource:
         Raises:
             AdaptiveError: it chose what it was not shown.
         """
+        room = (
+            progress.room
+        )  # before the sampler bounds the step by what is left of a budget of its own: that cuts no plan
         rows, planned = answers.pick(self.sampler, pool, count, progress)
         strange = self.positions(rows) < 0
         if pool is not self.pool:
@@ -116,7 +119,7 @@ class PromptSource:
                 "has values of pool, not positions in it"
             )
         plan = planned if self.sampler.plans_steps and planned is not None else _NONE
-        if len(plan) and 0 <= progress.room - plan.sum() < plan.min():  # no room for another of the smallest
+        if len(plan) and 0 <= room - plan.sum() < plan.min():  # no room for another of the smallest
             self.ended = progress.capped
         return rows, planned
 
