@@ -521,6 +521,17 @@ def test_a_step_that_is_planned_at_once_goes_out_whole() -> None:
         assert sampler.spent * sampler.g == engine.total.rollouts.generated
 
 
+@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+def test_a_plan_goes_out_whole_beside_pilots(make) -> None:
+    """As many prompts of it were piloted as the share in the band called for; asynchronous, one batch of them committed."""
+    sampler = {"name": "cero", "capacity": 48, "nu0": 0.0, "gamma": 0.01}
+    allocator = {**ON_POLICY, "lower": 0.0, "upper": 0.0}
+    engine, world = make(sampler, allocator, "band", refill=False, batch=8, n=8, steps=20, p=np.full(64, 0.5))
+    for step in range(1, 4):
+        result = any_step(engine, world, step)
+        assert len(result.groups) == 24 and result.trained.all()
+
+
 class PlainAllocator(Allocator):
     """Gives each prompt its group, once, and says nothing of top-ups."""
 

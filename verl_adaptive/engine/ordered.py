@@ -144,14 +144,16 @@ class OrderedEngine(Engine):
         self._open_step(step, keep_rate=self.keep_rate if self.config.refill else None)
         self.recorder.begun(step)
         recalled, reserve = self._recall(), 0
+        plans = self.policy.sampler.plans_steps  # a plan of a step is one request, whatever its size
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
         if self.pooled is not None:
             reserve = answers.amount(self.pooled, "reserve", self.progress)
-            wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
+            if not plans:
+                wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
             asked, wanted = wanted, answers.amount(self.pooled, "affordable", wanted, self.progress)
             if wanted < asked and not self.config.refill:  # else more follow, as far as there is room
                 self.tracker.why = self.progress.capped
-        if not self.policy.sampler.plans_steps:  # a plan of a step is one request, whatever its size
+        if not plans:
             wanted = min(wanted, self._most_drawn)
         busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
         candidates = CandidateQueue(self.prompt_source, self.progress, busy, ungated=ungated, first=wanted)
