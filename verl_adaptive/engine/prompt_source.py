@@ -106,9 +106,8 @@ class PromptSource:
         Raises:
             AdaptiveError: it chose what it was not shown.
         """
-        room = (
-            progress.room
-        )  # before the sampler bounds the step by what is left of a budget of its own: that cuts no plan
+        # Before the sampler bounds the step by what is left of a budget of its own, which cuts no plan.
+        room = progress.room
         rows, planned = answers.pick(self.sampler, pool, count, progress)
         strange = self.positions(rows) < 0
         if pool is not self.pool:
