@@ -51,6 +51,7 @@ def test_the_overview_is_the_engines_table(finished, call) -> None:
     assert found["failed_groups"] == table.col("failures").sum() > 0
     assert found["ledger"]["rollouts"]["generated"] == total.rollouts.generated
     assert sum(found["histogram"]["prompts"]) == visited.sum()
+    assert list(found["lists"]) == ["Never solved", "Flip-flopping"]  # by the report's titles
     by_source = found["by_source"]
     assert sum(s["rollouts"] for s in by_source.values()) == found["rollouts"] and HOSTILE in by_source
     assert (found["retired"], found["retired_at_step"]) == (3, 30)
