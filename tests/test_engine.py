@@ -1082,29 +1082,6 @@ def half_taken(engine: AsyncEngine, world: World) -> Requests:
     return requests.select(np.arange(8, 16))
 
 
-def take(engine: AsyncEngine, arrivals: Arrivals) -> Groups:
-    """The groups of a batch, once there are enough."""
-    while not engine.can_take(8):
-        arrivals.send(engine.receive(arrivals.back()))
-    return engine.take().groups
-
-
-def test_stale_groups_are_dropped_and_replaced():
-    engine, world = made("grpo", AsyncFacts(warmup=8, threshold=2))
-    arrivals, late = Arrivals(world, 0), half_taken(engine, world)
-    arrivals.send(engine.begin(2))
-    take(engine, arrivals)
-    engine.finish()
-    arrivals.send(engine.begin(3))
-    assert engine.receive(world.roll(late)) is None  # without refill their places are filled when the next step begins
-    take(engine, arrivals)
-    result = engine.finish()
-    assert (result.outcome == "stale").sum() == 8
-    assert set(result.groups.submission[result.outcome == "stale"]) == set(late.submission.tolist())
-    assert result.ledger.rollouts.dropped["stale"] == 64
-    assert (engine.table.col("visits")[late.row] == 1).all()  # what they showed is remembered
-
-
 @pytest.mark.parametrize("outcome", ["stale", "all_wrong"])
 def test_a_short_batch_takes_no_group_that_is_too_old(outcome):
     """Whatever it was dropped for, verl's threshold holds; and the few that are young enough keep their rows."""
@@ -1136,7 +1113,9 @@ def test_a_group_that_never_comes_back_costs_nothing_but_itself():
     for step in range(1, 9):
         if step > 1:
             arrivals.send(engine.begin(step))
-        assert len(take(engine, arrivals)) == 8
+        while not engine.can_take(8):
+            arrivals.send(engine.receive(arrivals.back()))
+        assert len(engine.take().groups) == 8
         engine.finish()
     assert engine.flight.submission.tolist() == [hung]
 
@@ -1270,15 +1249,6 @@ def test_a_step_asks_the_gate_about_so_many_passes_and_no_more_for_each_look():
         before = engine.prompt_source.position
         arrivals.step(engine, step)
         assert engine.prompt_source.position - before <= (MAX_PASSES + 1) * size
-
-
-def test_the_window_closes_towards_the_end():
-    engine, world = made("grpo", "colocated", steps=3)
-    arrivals = Arrivals(world, 1)
-    for step in (1, 2, 3):
-        arrivals.step(engine, step)
-    assert len(engine.flight) == len(engine.ready) == 0
-    assert engine.total.rollouts.generated == 3 * 8 * 8
 
 
 def test_pilots_leave_room_under_a_cap_for_their_commits():
