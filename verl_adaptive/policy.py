@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import difflib
 import functools
-import hashlib
 import importlib
 import importlib.util
 import inspect
-import json
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import MISSING, asdict, dataclass, field, fields, is_dataclass
@@ -434,8 +432,3 @@ class Policy(PolicyParts):
             saved = state.get(part.role, {})
             if saved.get("name") == part.name:  # another part's state means nothing here: start afresh
                 ask(part, "load_state_dict", saved["state"])
-
-    def digest(self) -> str:
-        """Short hash of the parts and their options, to notice a resume under another policy."""
-        text = json.dumps({p.role: [p.name, asdict(p.config)] for p in self}, sort_keys=True, default=str)
-        return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()

@@ -121,7 +121,6 @@ def make_run(
             meta={
                 "step": steps,
                 "policy": preset,
-                "policy_digest": engine.policy.digest(),
                 "dataset": "d",
                 "attempt": writer.id,
             },

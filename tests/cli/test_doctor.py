@@ -399,18 +399,18 @@ def test_resume(examine, tmp_path) -> None:
     (step / "actor").mkdir(parents=True)
     (tmp_path / "ckpt" / "latest_checkpointed_iteration.txt").write_text("7")
     assert "which has no statistics" in examine("+adaptive=greso")[1]["THE PLAN"]["resume"]
-    meta = {"step": 7, "policy": "greso", "policy_digest": "another", "dataset": "d"}
+    meta = {"step": 7, "policy": "greso", "dataset": "d", "settings": {"adaptive.sampler.p_easy": 0.25}}
     write_snapshot(step / "adaptive", StatsTable(), {}, meta=meta)
     status, found = examine("+adaptive=greso")
     detail = found["plan"]["detail"]  # what training would say
-    assert status == 1 and "the policy's configuration is 'another'" in detail and "resume.allow=[policy]" in detail
+    assert status == 1 and "adaptive.sampler.p_easy was 0.25, is 0.5" in detail and "resume.allow=[policy]" in detail
     assert "step 7" in examine("+adaptive=greso", "adaptive.resume.allow=[policy]")[1]["THE PLAN"]["resume"]
     only = ("trainer.val_only=true", "data.train_batch_size=64")  # more than there are rows
     assert "no training" in examine("+adaptive=greso", *only)[1]["THE PLAN"]["resume"]
     assert "step 0" in examine("+adaptive=greso", "trainer.resume_mode=disable")[1]["THE PLAN"]["resume"]
     gone = examine("+adaptive=greso", "trainer.resume_mode=resume_path", "trainer.resume_from_path=/no/global_step_1")
     assert gone[0] == 1 and "/no/global_step_1" in gone[1]["plan"]["detail"]
-    meta["settings"] = {"adaptive.seed": 5, "adaptive.max_rounds": 3}
+    meta["settings"] |= {"adaptive.seed": 5, "adaptive.max_rounds": 3}
     write_snapshot(step / "adaptive", StatsTable(), {}, meta=meta)
     status, found = examine("+adaptive=greso", "adaptive.resume.allow=[policy]")
     assert status == 1 and "adaptive.seed was 5, is 0" in found["plan"]["detail"]

@@ -25,7 +25,7 @@ from verl_adaptive.stats import snapshot as module
 from verl_adaptive.stats.snapshot import SnapshotError
 from verl_adaptive.stats.table import Column
 
-META = {"policy": "greso", "policy_digest": "d1", "dataset": "f1", "step": 7}
+META = {"policy": "greso", "dataset": "f1", "step": 7}
 STATE = {
     "controller": {"p": 0.1 + 0.2, "nan": math.nan, "inf": -math.inf, "on": True, "none": None, "name": "ünï\0\ud800"},
     "held": [np.arange(5, dtype=np.uint64) + 2**63, {"deep": np.array([[1.5, math.nan]], dtype=np.float32)}],

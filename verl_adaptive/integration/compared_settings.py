@@ -7,20 +7,17 @@ somebody says otherwise.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from verl_adaptive.config import AdaptiveConfig, flat
 from verl_adaptive.integration.facts import mode_of
-from verl_adaptive.policy import Policy
+from verl_adaptive.policy import KINDS, Policy
 
 #: Not compared, and why.
 IRRELEVANT: dict[str, str] = {
-    **dict.fromkeys(
-        ("sampler", "allocator", "filter", "advantage"),
-        "the policy's fingerprint has them",
-    ),
     "name": "for people",
     "record": "writes down, decides nothing",
     "poll_interval": "when to look, not what to find",
@@ -51,39 +48,44 @@ LOGGED = frozenset(
 
 
 def settings_of(
-    adaptive: AdaptiveConfig, *, batch: int, n: int, run: Mapping[str, Any] | None = None
+    adaptive: AdaptiveConfig, policy: Policy, *, batch: int, n: int, run: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """What is compared, by its name on the command line; ready for JSON.
+    """What is compared, by its name on the command line; as JSON has it.
 
     Args:
         adaptive: the ``adaptive`` group.
+        policy: built from it; its parts know the defaults of the options that the group leaves out.
         batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
         run: other settings of verl's, by name.
     """
-    found = {name: value for name, value in asdict(adaptive).items() if name not in IRRELEVANT}
-    return {
-        **flat(found, "adaptive."),
-        **(run or {}),
-        "data.train_batch_size": batch,
-        "actor_rollout_ref.rollout.n": n,
-    }
+    parts = {part.role: {"name": part.name, **asdict(part.config)} for part in policy}
+    found = {name: value for name, value in (asdict(adaptive) | parts).items() if name not in IRRELEVANT}
+    own = {"data.train_batch_size": batch, "actor_rollout_ref.rollout.n": n}
+    return json.loads(json.dumps({**flat(found, "adaptive."), **(run or {}), **own}, default=str))
 
 
-def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """What differs, in words: what must be equal, and what is only said.
+def is_policy(key: str) -> bool:
+    """Whether a setting is the name or an option of a part."""
+    return key.startswith(tuple(f"adaptive.{role}." for role in KINDS))
+
+
+def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """What differs, in words: of the policy and of the other settings that must be equal, and what is only said.
 
     Args:
         saved: :func:`settings_of` of the run that wrote the checkpoint; what it did not know is not compared.
         now: :func:`settings_of` of this run.
     """
     if not isinstance(saved, Mapping):
-        return [], []
+        return [], [], []
+    policy: list[str] = []
     hard: list[str] = []
     soft: list[str] = []
     for key, value in now.items():
         if key in saved and saved[key] != value:
-            (soft if key in LOGGED else hard).append(f"{key} was {saved[key]!r}, is {value!r}")
-    return hard, soft
+            kind = policy if is_policy(key) else soft if key in LOGGED else hard
+            kind.append(f"{key} was {saved[key]!r}, is {value!r}")
+    return policy, hard, soft
 
 
 def compared_of(config: Any, policy: Policy) -> dict[str, Any]:

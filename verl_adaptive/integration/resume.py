@@ -1,5 +1,5 @@
-"""Whether a run may go on from a checkpoint: the data set and the policy with its options are compared by their fingerprints,
-the other settings as :mod:`.compared_settings` says."""
+"""Whether a run may go on from a checkpoint: the data set is compared by its fingerprint, the policy and the other settings as
+:mod:`.compared_settings` says."""
 
 from __future__ import annotations
 
@@ -18,13 +18,7 @@ from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, SnapshotError
 
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
 SAVED = "saved"
-#: The word in ``adaptive.resume.allow`` that accepts differences.
-ALLOW = "settings"
-#: Fingerprint in the manifest's ``meta`` → the word in ``adaptive.resume.allow`` that accepts another one, and what it is of.
-FINGERPRINTS = {
-    "policy_digest": ("policy", "the policy's configuration"),
-    "dataset": ("dataset", "the data set's fingerprint"),
-}
+_FINGERPRINT = "the data set's fingerprint"
 
 
 def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
@@ -70,35 +64,36 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
     ``expect`` has further fields of the manifest's ``meta`` that must be equal. SnapshotError: a difference is not accepted; the
     message names it and the way out.
     """
-    allow, accepted = plan.adaptive.resume.allow, []
-    for key, want in {"policy_digest": plan.policy_digest, **expect}.items():
-        have = manifest["meta"].get(key)
-        if have == want:
-            continue
-        word, what = FINGERPRINTS.get(key, ("", key))
-        text = f"{what} is {have!r}, this run has {want!r}"
-        if word not in allow:
-            hint = f". To resume all the same: adaptive.resume.allow=[{word}]" if word else ""
-            raise SnapshotError(f"{folder / MANIFEST}: {text}{hint}")
-        accepted.append(f"{text}; accepted because of adaptive.resume.allow=[{word}]")
-    nonce = manifest["meta"].get("nonce")
-    if nonce is not None and nonce != _saved_with(folder):
+    allow, meta = plan.adaptive.resume.allow, manifest["meta"]
+    accepted: list[str] = []
+
+    def accept(word: str, found: list[str], refused: str) -> None:
+        """Note what is found, unless that takes a word that is not there: then what is refused, and the word."""
+        way_out = f"adaptive.resume.allow=[{word}]"
+        if found and word not in allow:
+            raise SnapshotError(f"{refused}: {way_out}")
+        accepted.extend(f"{text}; accepted because of {way_out}" for text in found)
+
+    for key, want in expect.items():
+        if (have := meta.get(key)) != want:
+            text = f"{_FINGERPRINT if key == 'dataset' else key} is {have!r}, this run has {want!r}"
+            if key != "dataset":
+                raise SnapshotError(f"{folder / MANIFEST}: {text}")
+            accept(key, [text], f"{folder / MANIFEST}: {text}. To resume all the same")
+    policy, hard, soft = differences(meta.get("settings"), plan.settings)
+    accept("policy", policy, f"{folder / MANIFEST}: another policy: {'; '.join(policy)}. To resume all the same")
+    if meta.get("nonce") not in (None, _saved_with(folder)):
         text = f"{folder} and the weights beside it are not of one save: it ended between the two"
-        if "interrupted" not in allow:
-            raise SnapshotError(
-                f"{text}. Resume from an earlier checkpoint (trainer.resume_from_path); to resume from this one all the "
-                "same: adaptive.resume.allow=[interrupted]"
-            )
-        accepted.append(f"{text}; accepted because of adaptive.resume.allow=[interrupted]")
+        hint = "Resume from an earlier checkpoint (trainer.resume_from_path); to resume from this one all the same"
+        accept("interrupted", [text], f"{text}. {hint}")
     if plan.async_facts is None:
-        check_mode(manifest["meta"].get("under_way", {}), allow)
-    hard, soft = differences(manifest["meta"].get("settings"), plan.settings)
-    if hard and ALLOW not in allow:
-        raise SnapshotError(
-            f"{folder} was written under other settings: {'; '.join(hard)}. Its statistics and its state mean something else "
-            f"under these. Set them back, or go on with the new ones: adaptive.resume.allow=[{ALLOW}]"
-        )
-    accepted += [f"{text}; accepted because of adaptive.resume.allow=[{ALLOW}]" for text in hard]
+        check_mode(meta.get("under_way", {}), allow)
+    accept(
+        "settings",
+        hard,
+        f"{folder} was written under other settings: {'; '.join(hard)}. Its statistics and its state mean something else "
+        "under these. Set them back, or go on with the new ones",
+    )
     return [*accepted, *soft]
 
 

@@ -59,7 +59,6 @@ class RunPlan:
 
     adaptive: AdaptiveConfig
     policy: Policy
-    policy_digest: str
     estimator: str
     mode: str
     schedule: str
@@ -121,7 +120,6 @@ class RunPlan:
         return cls(
             adaptive=adaptive,
             policy=policy,
-            policy_digest=policy.digest(),
             estimator=advantage.estimator or str(config.algorithm.adv_estimator),
             mode=mode,
             schedule=facts.schedule_of(config),
@@ -144,7 +142,7 @@ class RunPlan:
             stall=stall_seconds(adaptive, longest),
             row_limit=facts.row_limit(config),
             place=facts.journal_place(config, adaptive),
-            settings=settings_of(adaptive, batch=batch, n=n, run=compared_of(config, policy)),
+            settings=settings_of(adaptive, policy, batch=batch, n=n, run=compared_of(config, policy)),
             results={
                 "identity": facts.identity_of(config, adaptive.id_key),
                 "success": adaptive.success.of,

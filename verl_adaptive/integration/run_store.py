@@ -236,7 +236,6 @@ class RunStore:
             meta={
                 "step": step,
                 "policy": self.adaptive.name,
-                "policy_digest": self.plan.policy_digest,
                 "dataset": self.fingerprint,
                 "settings": dict(self.plan.settings),
                 "nonce": uuid.uuid4().hex,
