@@ -40,18 +40,14 @@ def test_rows_for_against_a_dict(batches: list[tuple[list[int], bool]], alike: b
         assert len(table) == len(model)
 
 
-def test_growth_is_geometric_and_keeps_the_data() -> None:
+def test_growth_keeps_the_data() -> None:
     keys = make_keys(20_000)
     table = StatsTable()
     table.declare("p", {"x": Column("f4", -1)})
-    moved, place = 0, None
     for begin in range(0, 20_000, 50):
         rows = table.rows_for(keys[begin : begin + 50])
         table.col("visits")[rows] = rows
         table.col("p.x")[rows[::2]] = rows[::2]
-        here = table.col("visits").__array_interface__["data"][0]
-        moved, place = moved + (here != place), here
-    assert moved < 50
     assert np.array_equal(table.rows_for(keys, create=False), np.arange(20_000))
     assert np.array_equal(table.col("visits"), np.arange(20_000))
     assert np.array_equal(table.col("p.x"), np.where(np.arange(20_000) % 2 == 0, np.arange(20_000), -1))

@@ -67,7 +67,6 @@ SHARED_COLUMNS: dict[str, Column] = {
 }
 
 _ARROW_META = b"verl_adaptive.table"
-_GROWTH = 1.25
 
 
 def key_words(column: pa.Array | pa.ChunkedArray) -> np.ndarray:
@@ -106,8 +105,6 @@ class StatsTable:
     def __init__(self) -> None:
         self.sources: list[str] = [""]
         self._source_ids: dict[str, int] = {"": 0}
-        self._length = 0
-        self._capacity = 0
         self._keys = np.empty(0, dtype=KEY_DTYPE)
         self._order = self._firsts = np.empty(
             0, dtype="u4"
@@ -120,7 +117,7 @@ class StatsTable:
     # -- shape ----------------------------------------------------------------------------------------------------
 
     def __len__(self) -> int:
-        return self._length
+        return len(self._keys)
 
     @property
     def columns(self) -> dict[str, Column]:
@@ -128,10 +125,8 @@ class StatsTable:
         return dict(self._columns)
 
     def _add_column(self, name: str, column: Column) -> None:
-        data = np.empty(self._capacity, dtype=column.dtype)
-        data[: self._length] = column.default
         self._columns[name] = column
-        self._data[name] = data
+        self._data[name] = np.full(len(self), column.default, dtype=column.dtype)
 
     def declare(self, namespace: str, columns: Mapping[str, Column]) -> None:
         """Add a policy's own columns, each as ``namespace.name``; those that exist keep their data.
@@ -167,14 +162,14 @@ class StatsTable:
             KeyError: no such column; the message lists those there are.
         """
         try:
-            return self._data[name][: self._length]
+            return self._data[name]
         except KeyError:
             raise KeyError(f"no column {name!r}; the table has: {', '.join(self._columns)}") from None
 
     @property
     def keys(self) -> np.ndarray:
         """The prompts' keys, :data:`~verl_adaptive.stats.keys.KEY_DTYPE` ``(len(table),)``, read-only."""
-        view = self._keys[: self._length]
+        view = self._keys[:]
         view.flags.writeable = False
         return view
 
@@ -210,40 +205,22 @@ class StatsTable:
         """The name of each row's data source."""
         return [self.sources[i] for i in self.col("source")[rows].tolist()]
 
-    def _reserve(self, length: int) -> None:
-        """Make room; geometric, so that adding rows costs amortised constant time. The first filling is exact."""
-        if length <= self._capacity:
-            return
-        capacity = max(length, int(self._capacity * _GROWTH))
-
-        def grown(old: np.ndarray) -> np.ndarray:
-            new = np.empty(capacity, dtype=old.dtype)
-            new[: self._length] = old[: self._length]
-            return new
-
-        self._keys = grown(self._keys)
-        for name in self._data:
-            self._data[name] = grown(self._data[name])
-        self._capacity = capacity
-
     def _append(self, keys: np.ndarray) -> None:
-        """Add rows for keys that are new and different from each other, with default values."""
-        length = self._length + len(keys)
-        self._reserve(length)
-        self._keys[self._length : length] = keys
+        """Add rows for keys that are new and different from each other, with default values: copies all, so many at a time."""
+        self._keys = np.concatenate([self._keys, keys])
         for name, column in self._columns.items():
-            self._data[name][self._length : length] = column.default
-        self._length = length
+            new = np.full(len(keys), column.default, dtype=column.dtype)
+            self._data[name] = np.concatenate([self._data[name], new])
 
     def _find(self, keys: np.ndarray) -> np.ndarray:
         """The row of each key, -1 where unknown; what a search needs is sorted when the table has grown."""
-        if len(self._order) < self._length:
+        if len(self._order) < len(self):
             self._order = _keys.sort_order(self.keys)[0].astype("u4")
             self._firsts = _first(self._keys[self._order])
         first, pending = _first(keys), np.argsort(keys["hi"])  # in order, as the processor's cache has it
         rows, at = np.full(len(keys), -1, dtype=np.int64), np.empty(len(keys), dtype=np.int64)
         at[pending] = np.searchsorted(self._firsts, first[pending])
-        while len(pending := pending[at[pending] < self._length]):  # once, but for keys that begin alike
+        while len(pending := pending[at[pending] < len(self)]):  # once, but for keys that begin alike
             near = self._firsts[at[pending]] == first[pending]
             row, wanted = self._order[at[pending]], keys[pending]
             there = self._keys[row]
@@ -279,7 +256,7 @@ class StatsTable:
         unknown = np.flatnonzero(rows < 0)
         if create and len(unknown):
             fresh = key_column(keys[unknown]).dictionary_encode()  # in the order of first appearance
-            rows[unknown] = self._length + fresh.indices.to_numpy()
+            rows[unknown] = len(self) + fresh.indices.to_numpy()
             self._append(key_words(fresh.dictionary))
         if sources is not None:
             self._set_sources(rows, sources)
@@ -347,8 +324,8 @@ class StatsTable:
         rows, usable, kind = visits.row, visits.usable, visits.kind
         if not len(rows):
             return
-        if rows.min() < 0 or rows.max() >= self._length:
-            raise IndexError(f"rows {rows.min()} to {rows.max()} in a table of {self._length} rows")
+        if rows.min() < 0 or rows.max() >= len(self):
+            raise IndexError(f"rows {rows.min()} to {rows.max()} in a table of {len(self)} rows")
         failed_rows, counts = np.unique(rows[~usable], return_counts=True)
         failures = self.col("failures")
         failures[failed_rows] = np.minimum(failures[failed_rows] + counts, np.iinfo("u2").max)
@@ -456,21 +433,13 @@ class StatsTable:
                 raise ValueError(f"column {name} has missing values")
         if data.schema.field("key").type != pa.binary(16):
             raise ValueError(f"column key holds {data.schema.field('key').type}, expected 16 bytes")
-        length = data.num_rows
-        self._reserve(length)
-        for name in set(self._columns) - set(names):
-            self._data[name][:] = self._columns[name].default
-        self._keys[:length] = key_words(data.column("key"))
+        self._append(key_words(data.column("key")))
         for name in names:
-            begin = 0
-            for chunk in data.column(name).chunks:
-                values = chunk.to_numpy(zero_copy_only=False)
-                if values.dtype != self._columns[name].dtype:
-                    raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
-                self._data[name][begin : begin + len(chunk)] = values
-                begin += len(chunk)
-        if length and self._data["source"][:length].max() >= len(self.sources):
+            values = np.array(data.column(name).to_numpy())  # Arrow's own may be read-only
+            if values.dtype != self._columns[name].dtype:
+                raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
+            self._data[name] = values
+        if len(self) and self.col("source").max() >= len(self.sources):
             raise ValueError("a prompt's data source has no name")
-        self._length = length
         if not _keys.sort_order(self.keys)[1].all():
             raise ValueError("a key occurs twice")
