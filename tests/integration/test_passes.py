@@ -11,7 +11,8 @@ from unittest.mock import MagicMock
 import numpy as np
 import pytest
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
+from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, get_trainer_cls
+from verl.utils import tensordict_utils as tu
 
 from tests.integration.common import composed
 from tests.integration.test_layout import even
@@ -127,6 +128,26 @@ def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
     for m in range(4):
         groups = {key.split("_")[0] for key in by_rank[:, m].ravel() if not key.startswith("pad")}
         assert groups == {f"g{2 * m}", f"g{2 * m + 1}"}
+
+
+def test_prompts_that_are_sent_one_by_one_are_spread_over_the_agent_loop_workers(monkeypatch):
+    """verl's own dealing begins with the first worker each time: it got every one of them."""
+    monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.tq", MagicMock())
+    monkeypatch.setattr("ray.get", list)
+    trainer, manager = trainer_of(), object.__new__(AgentLoopManagerTQ)
+    trainer.agent_loop_manager, trainer.trainer_mode, trainer.global_steps = manager, "sync", 1
+    got = [0] * 4
+
+    def worker(at: int):
+        def remote(part):
+            got[at] += len(part)
+
+        return SimpleNamespace(generate_sequences=SimpleNamespace(remote=remote))
+
+    manager.agent_loop_workers = [worker(at) for at in range(4)]
+    for uid in "abcdefgh":
+        assert trainer._submit_batch_to_rollout(tu.get_tensordict({"uid": [uid]})) == 1
+    assert got == [2] * 4
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("the loop broke")])

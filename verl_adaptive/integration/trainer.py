@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 
 import ray
 from omegaconf import open_dict
+from tensordict import TensorDict
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.utils import create_rl_sampler
 from verl.trainer.ppo.v1.trainer_sync import PPOTrainerSync
@@ -75,7 +76,7 @@ class AdaptiveMixin(MinibatchMixin):
         self.session: Session | StreamSession
         self._monitor: Monitor  # from the loading of the checkpoint on
         self._abort = Abort(
-            lambda: list(_named_workers(self.agent_loop_manager).values()),
+            lambda: list(self._loop_workers.values()),
             self._servers,
             lambda: self.checkpoint_manager,
             plan.stall,
@@ -87,6 +88,7 @@ class AdaptiveMixin(MinibatchMixin):
         self._warming_up = False
         self._recorder: Recorder | None = None
         self._liveness: Liveness | None = None
+        self._loop_workers: dict[str, Any] = {}  # of the agent loop, by name; a manager of one's own may have none
         self._validation_prompts: dict[str, int] | None = None  # data source → prompts
         super().__init__(config)
 
@@ -139,7 +141,7 @@ class AdaptiveMixin(MinibatchMixin):
             lambda: open_requests(self._named_servers()),
             stall=plan.stall,
             row_limit=plan.row_limit,
-            workers=lambda: len(_named_workers(self.agent_loop_manager)) if sorted_by_length else 1,
+            workers=lambda: len(self._loop_workers) if sorted_by_length else 1,
             single_turn=plan.single_turn,
             late=plan.late,
         )
@@ -151,6 +153,18 @@ class AdaptiveMixin(MinibatchMixin):
         self.replay_buffer.session = self.session
 
     # -- a step ---------------------------------------------------------------------------------------------
+
+    def _submit_batch_to_rollout(self, batch: TensorDict) -> int:
+        """verl's; the next prompts go to the next workers.
+
+        verl deals from the first worker on, which would get every top-up that is sent by itself: of eight workers, a third of all
+        that AERO and Pilot-Commit generate.
+        """
+        sent = super()._submit_batch_to_rollout(batch)
+        if workers := getattr(self.agent_loop_manager, "agent_loop_workers", []):
+            turn = sent % len(workers)
+            workers[:] = workers[turn:] + workers[:turn]
+        return sent
 
     def _add_batch_to_generate(self) -> None:
         """What verl does first in a step: send its prompts. Ours: the first round, or what the window has room for."""
@@ -208,7 +222,7 @@ class AdaptiveMixin(MinibatchMixin):
     def _dead(self) -> list[str]:
         """Workers whose death would leave us waiting for rollouts that never come."""
         if self._liveness is None:
-            actors = _named_workers(self.agent_loop_manager) | self._named_servers()
+            actors = self._loop_workers | self._named_servers()
             actors |= {f"reward worker {i}": w for i, w in enumerate(self.get_reward_handles() or [])}
             self._liveness = Liveness(actors)
         return self._liveness.dead()
@@ -269,9 +283,10 @@ class AdaptiveMixin(MinibatchMixin):
         if self.plan.async_facts is None:
             check_manager(self.config, agent_loop_manager, self.plan.policy)
         servers = {f"rollout server {i}": server for i, server in enumerate(self._servers())}
-        workers = _named_workers(agent_loop_manager)
-        check_installed(workers | servers, self.plan.stall)
-        ray.get([worker.__ray_call__.remote(gather) for worker in workers.values()])
+        workers = getattr(agent_loop_manager, "agent_loop_workers", ())
+        self._loop_workers = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
+        check_installed(self._loop_workers | servers, self.plan.stall)
+        ray.get([worker.__ray_call__.remote(gather) for worker in workers])
         try:
             super().fit(agent_loop_manager)
         finally:
@@ -322,11 +337,6 @@ class AdaptiveMixin(MinibatchMixin):
         if watched is not None:
             self._monitor.load_state_dict(watched)
         self.run_store.begin(self.global_steps)
-
-
-def _named_workers(manager: Any) -> dict[str, Any]:
-    """A manager's agent-loop workers; one of somebody's own may have none."""
-    return {f"agent-loop worker {i}": worker for i, worker in enumerate(getattr(manager, "agent_loop_workers", ()))}
 
 
 def _show_our_log() -> None:
