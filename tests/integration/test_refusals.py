@@ -103,6 +103,7 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         # what the estimator takes
         "+adaptive=aero algorithm.norm_adv_by_std_in_grpo=false adaptive.advantage.norm_by_std=false",
         "+adaptive=greso algorithm.norm_adv_by_std_in_grpo=false algorithm.use_kl_in_reward=true",
+        "+adaptive=greso actor_rollout_ref.rollout.calculate_log_probs=false",
         "+adaptive=solo algorithm.norm_adv_by_std_in_grpo=false algorithm.use_kl_in_reward=true",
         # a baseline of its own, which compares with nobody
         "+adaptive=solo adaptive.allocator.n=4 adaptive/filter=aero adaptive.filter.keep_degenerate=1 "
@@ -190,6 +191,17 @@ def test_passes(overrides):
         (
             "+adaptive=sao algorithm.adv_estimator=gae actor_rollout_ref.rollout.calculate_log_probs=false",
             r"calculate_log_probs=False: .*bypass_mode=true trains with the rollout's own .*set it to true",
+        ),
+        *(
+            (
+                f"+adaptive=solo {CORRECTION}.{word} actor_rollout_ref.rollout.calculate_log_probs=false",
+                r"calculate_log_probs=False: .*rollout_\w\w would be off, .*set it to true",
+            )
+            for word in ("rollout_is=token", "rollout_rs=seq_mean_k3")
+        ),
+        (
+            "+adaptive=grpo algorithm.adv_estimator=gae critic.enable=false",
+            r"critic\.enable=False: .*gae takes the values of a critic.*adv_estimator=grpo",
         ),
         (
             "+adaptive=sao",

@@ -224,13 +224,25 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "with: it would train on nothing; use 0, or 2 or more",
     )
     _check_fetch(config, policy)
+    correction = config.algorithm.get("rollout_correction") or {}
+    bypass = correction.get("bypass_mode", False)
+    asked = [name for name in ("rollout_is", "rollout_rs") if correction.get(name) is not None]
     check(
-        config.actor_rollout_ref.rollout.calculate_log_probs
-        or not (config.algorithm.get("rollout_correction") or {}).get("bypass_mode", False),
+        rollout.calculate_log_probs or not (bypass or asked),
         "actor_rollout_ref.rollout.calculate_log_probs",
         False,
         "algorithm.rollout_correction.bypass_mode=true trains with the rollout's own log-probabilities, and the run would end when "
-        "its first step has generated; set it to true",
+        "its first step has generated; set it to true"
+        if bypass
+        else f"algorithm.rollout_correction.{' and '.join(asked)} would be off, and nothing would say so: verl corrects by the "
+        "rollout's own log-probabilities; set it to true",
+    )
+    check(
+        estimator != "gae" or has_critic(config),
+        "critic.enable",
+        False,
+        "algorithm.adv_estimator=gae takes the values of a critic, and the run would end when its first step has generated; leave it "
+        "out, or write algorithm.adv_estimator=grpo",
     )
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
     parts = 1
