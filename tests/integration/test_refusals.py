@@ -19,6 +19,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 
 from tests.integration import common
+from verl_adaptive import Advantage
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
@@ -59,6 +60,22 @@ CORRECTION = "algorithm.rollout_correction"
 BYPASS = f"{CORRECTION}.bypass_mode"
 TEACHER = "distillation.enabled=true distillation.distillation_loss"
 ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom_reward_function.path"
+
+
+class Taken(Advantage):
+    """Would take the place of an estimator of verl's."""
+
+    name, estimator = "taken", "rloo"
+    compute = zero = lambda self, *_: None
+
+
+class Own(Taken):
+    """Has a name of its own."""
+
+    name, estimator = "own", "test_own"
+
+
+TAKEN = f"+adaptive=dapo adaptive/advantage=custom adaptive.advantage.name={__name__}"
 
 
 def composed(*words: str):
@@ -186,6 +203,8 @@ def test_passes(overrides):
         ("+adaptive=solo adaptive/allocator=aero", "adaptive.batch_unit"),
         # the way out must not lead to the next refusal
         ("+adaptive=solo algorithm.adv_estimator=rloo", r"leave this one out, or, .*take \+adaptive=dapo"),
+        (f"{TAKEN}:Own algorithm.adv_estimator=test_own", r"adv_estimator='test_own': .*leave this one out$"),
+        (f"{TAKEN}:Taken", r"adaptive\.advantage\.name='taken': Taken has estimator = 'rloo', .*give it another name"),
         ("+adaptive=solo algorithm.adv_estimator=gae", r"or take \+adaptive=sao, one rollout a prompt with a critic"),
         ("+adaptive=solo critic.enable=true", r"critic\.enable=True: .*take \+adaptive=sao"),
         (

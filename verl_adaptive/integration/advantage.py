@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Advantage
 from verl_adaptive.roles.answers import compute
@@ -96,7 +96,11 @@ def _estimate(
 
 
 def register_estimator(part: type[Advantage]) -> None:
-    """Register the estimator that an advantage role names with verl."""
+    """Register the estimator that an advantage role names with verl; ConfigError: the name is taken."""
     from verl.trainer.ppo.core_algos import register_adv_est
 
-    register_adv_est(part.estimator)(_estimate)
+    try:
+        register_adv_est(part.estimator)(_estimate)
+    except ValueError as error:
+        hint = f"{part.__name__} has estimator = {part.estimator!r}, which verl has already; give it another name"
+        raise ConfigError("adaptive.advantage.name", part.name, hint) from error

@@ -197,7 +197,9 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
             estimator,
             f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out"
             + (
-                f", or take {_CRITIC}"
+                ""
+                if estimator == own
+                else f", or take {_CRITIC}"
                 if str(estimator) == "gae" and not policy.advantage.needs_groups
                 else f", or, to keep {estimator}, {_keeping(str(estimator), rollout.n, adaptive, policy)}"
             ),

@@ -11,6 +11,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts, check, flat
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration import facts
+from verl_adaptive.integration.advantage import register_estimator
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.compared_settings import compared_of, settings_of
 from verl_adaptive.integration.facts import JournalPlace
@@ -101,6 +102,8 @@ class RunPlan:
         if late and policy.filter.keeps_all:  # no time to refill, and nothing is lost by not doing so
             adaptive = replace(adaptive, refill=False)
         check_run(config, adaptive, policy)
+        if advantage.estimator is not None:
+            register_estimator(type(advantage))
         skip, said = zero_rows(config, adaptive.skip_zero_advantage)
         forgo = skip and bool(why_not_skip_zero(config))
         if skip and not forgo:

@@ -26,7 +26,6 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.engine import AsyncEngine, Engine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
-from verl_adaptive.integration.advantage import register_estimator
 from verl_adaptive.integration.checks import check_manager
 from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_columns
 from verl_adaptive.integration.facts import identity_of
@@ -67,7 +66,6 @@ class AdaptiveMixin(MinibatchMixin):
             config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
         self.plan = plan = RunPlan.of(config)
         if plan.policy.advantage.estimator is not None:
-            register_estimator(type(plan.policy.advantage))
             with open_dict(config):
                 config.algorithm.adv_estimator = plan.estimator
         self.stream: DataloaderPrompts  # with the data set: these four
