@@ -49,6 +49,7 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
     "Chances": (Sampler, {"admit": says(lambda r, *_: np.full(len(r), 0.5))}, r"admit must answer bool of shape \("),
     "Half": (Sampler, {"admit": says(lambda r, *_: np.ones(len(r) // 2, bool))}, r"it answered bool of shape \("),
     "Nothing": (Sampler, {"admit": says(None)}, "it answered NoneType"),
+    "Sorts": (Sampler, {"admit": says(lambda r, *_: r.sort())}, r"Sorts\)\.admit fails: ValueError: .* read-only"),
     "Fails": (
         Sampler,
         {"admit": says(lambda *_: {}["x"])},
@@ -95,6 +96,7 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         "round_size must answer a whole number, 0 or greater; .* int -3",
     ),
     "Unsaved": (Sampler, {"state_dict": says({"seen": set()})}, r"state_dict: state\['seen'\]: a set cannot be stored"),
+    "Silent": (Sampler, {"metrics": says(None)}, r"Silent\)\.metrics must answer a dict; it answered NoneType"),
     "Arrays": (Sampler, {"metrics": says({"x": np.zeros(2)})}, "metrics gives 'x' as a ndarray"),
     "None_": (
         Allocator,

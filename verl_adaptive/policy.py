@@ -402,7 +402,10 @@ class Policy(PolicyParts):
         """
         out: dict[str, Any] = {}
         for part in self:
-            for key, value in ask(part, "metrics").items():
+            found = ask(part, "metrics")
+            if not isinstance(found, dict):
+                raise AdaptiveError(f"{who(part)}.metrics must answer a dict; it answered {type(found).__name__}")
+            for key, value in found.items():
                 if not isinstance(value, Real | np.bool_):
                     kind = type(value).__name__
                     raise AdaptiveError(f"{who(part)}.metrics gives {key!r} as a {kind}: a metric is one number")

@@ -47,6 +47,7 @@ def ask(part: Role, method: str, *about: Any) -> Any:
 
 def admit(part: Sampler, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
     """bool ``(k,)``: prompts of the stream that are let through."""
+    rows.flags.writeable = False  # the engine reads them afterwards
     return _flags(part, "admit", ask(part, "admit", rows, position, progress), len(rows), "prompt")
 
 
