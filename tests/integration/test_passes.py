@@ -132,6 +132,7 @@ def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
 
 def test_prompts_that_are_sent_one_by_one_are_spread_over_the_agent_loop_workers(monkeypatch):
     """verl's own dealing begins with the first worker each time: it got every one of them."""
+    # Stand-ins for a queue and four processes: what is dealt is verl's own doing. End to end: `aero` in tests/e2e.
     monkeypatch.setattr("verl.trainer.ppo.v1.trainer_base.tq", MagicMock())
     monkeypatch.setattr("ray.get", list)
     trainer, manager = trainer_of(), object.__new__(AgentLoopManagerTQ)

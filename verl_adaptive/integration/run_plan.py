@@ -102,7 +102,7 @@ class RunPlan:
         if late and policy.filter.keeps_all:  # no time to refill, and nothing is lost by not doing so
             adaptive = replace(adaptive, refill=False)
         check_run(config, adaptive, policy)
-        if advantage.estimator is not None:
+        if advantage.estimator is not None:  # here, so that `doctor` refuses a name that verl has, too
             register_estimator(type(advantage))
         skip, said = zero_rows(config, adaptive.skip_zero_advantage)
         forgo = skip and bool(why_not_skip_zero(config))
