@@ -275,11 +275,7 @@ class RunPlan:
         if self.policy.filter.keeps_all:
             fill = "nothing is dropped"
         most = adaptive.max_rollouts_per_step
-        run = (
-            "as many steps as the data give"
-            if steps is None
-            else f"{counted(steps, 'step')}, {counted(steps * self.updates, 'optimizer update')}"
-        )
+        run = "as many steps as the data give" if steps is None else counted(steps, "step")
         if self.uncounted and steps is not None:
             run = f"{counted(steps, 'step')} at most ({self.prompts:,} prompts, {self.uncounted})"
         out = f"; if prompts run out: {adaptive.on_exhausted} (adaptive.on_exhausted)"
