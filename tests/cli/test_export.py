@@ -47,18 +47,22 @@ def test_a_column_that_follows_from_all_prompts_is_made_once(finished, tmp_path,
     assert len(made) == 2 and pq.read_table(pages).equals(pq.read_table(whole))
 
 
-def test_an_export_is_a_warm_start(finished, tmp_path, call) -> None:
-    assert call("export", finished.folder, tmp_path / "w.parquet", "--where", "visits > 0")[0] == 0
-    assert call("export", finished.folder, tmp_path / "w.jsonl", "--where", "visits > 0")[0] == 0
+def test_an_export_is_a_warm_start(tmp_path, call) -> None:
+    """Prompts that were never rolled out are in it, too, and say nothing."""
+    engine, rows = make_run(tmp_path / "run", steps=3)
+    rolled_out = engine.table.col("rollouts") > 0
+    assert not rolled_out.all()
+    assert call("export", tmp_path / "run", tmp_path / "w.parquet")[0] == 0
+    assert call("export", tmp_path / "run", tmp_path / "w.jsonl")[0] == 0
     for name in ("w.parquet", "w.jsonl"):
         table = StatsTable()
-        table.rows_for(dataset_keys(finished.rows))
+        table.rows_for(dataset_keys(rows))
         report = warm_start(table, tmp_path / name, discount=1.0)
-        assert report.matched == report.used == (finished.engine.table.col("visits") > 0).sum()
-        assert table.col("rollouts").tolist() == finished.engine.table.col("rollouts").tolist()
-        assert table.col("successes").tolist() == finished.engine.table.col("successes").tolist()
+        assert report.matched == report.used == rolled_out.sum()
+        assert table.col("rollouts").tolist() == engine.table.col("rollouts").tolist()
+        assert table.col("successes").tolist() == engine.table.col("successes").tolist()
         for sums in ("reward_sum", "signal_sum", "signal_sqsum"):
-            assert table.col(sums).tolist() == pytest.approx(finished.engine.table.col(sums).tolist())
+            assert table.col(sums).tolist() == pytest.approx(engine.table.col(sums).tolist())
 
 
 def test_observations_and_steps(finished, tmp_path, call) -> None:

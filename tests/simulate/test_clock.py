@@ -176,7 +176,8 @@ def test_a_pool_that_does_not_learn_has_no_time_to_its_end() -> None:
 
 def test_recorded_lengths_are_used(tmp_path) -> None:
     path = tmp_path / "rates.jsonl"
-    path.write_text("".join(json.dumps({"pass_rate": 0.5, "tokens": 40.0 + 160 * (i % 2)}) + "\n" for i in range(40)))
+    rows = [{"prompt": f"q{i}", "n": 8, "successes": 4, "tokens": 8 * (40 + 160 * (i % 2))} for i in range(40)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     config = replace(SMALL, lengths=LengthConfig(sigma=0.5, cap=10**6))
     world = Task("grpo", 0, SETTING, None, read_trace(path), clock=config).world()
     run = list(make_simulation("grpo", world, batch=20, n=8, steps=10))

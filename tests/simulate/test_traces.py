@@ -6,7 +6,6 @@ import json
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.parquet as pq
 import pytest
 
 from tests.cli.stores import make_run
@@ -15,7 +14,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.simulate import PoolConfig, Setting, make_simulation, read_trace, run_task, tasks
 from verl_adaptive.simulate.replayed import ReplayedWorld, knot_rates, make_replayed
 from verl_adaptive.simulate.traces import Trace
-from verl_adaptive.stats import open_run
+from verl_adaptive.stats import StatsTable, open_run, write_snapshot
 from verl_adaptive.stats.keys import key_hex
 
 
@@ -77,69 +76,6 @@ def test_verls_rollouts_are_judged_by_the_threshold(tmp_path) -> None:
     assert "that a policy dropped are not in it" in trace.note
 
 
-@pytest.mark.parametrize("suffix", ["parquet", "jsonl"])
-@pytest.mark.parametrize("n", [None, 16])
-def test_pass_rates_are_read(tmp_path, suffix, n) -> None:
-    rows = [
-        {"id": f"q{i % 3}", "pass_rate": i / 5, "step": i // 3, "tokens": 100 + i, "data_source": "aba"[i % 3]}
-        for i in range(6)
-    ]
-    if n:
-        rows = [{**row, "n": n} for row in rows]
-    path = tmp_path / f"rates.{suffix}"
-    if suffix == "parquet":
-        pq.write_table(pa.Table.from_pylist(rows), path)
-    else:
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trace = read_trace(path)
-    assert len(trace) == 3 and trace.steps == 2 and trace.exact == (n is None)
-    assert (trace.successes / trace.n).tolist() == pytest.approx([i / 5 for i in range(6)])
-    # beside n, tokens of all n together, as a warm start reads the same file
-    assert trace.tokens.tolist() == pytest.approx([t / (n or 1) for t in (101.5, 102.5, 103.5)])
-    assert trace.sources == ["a", "b", "a"]
-
-
-@pytest.mark.parametrize(
-    ("names", "prompts"),
-    [
-        ({"index": lambda s, i: i}, 10),  # every data source counts its own rows
-        ({"uid": lambda s, i: i, "index": lambda s, i: 0}, 10),
-        ({"prompt": lambda s, i: f"q{i}", "index": lambda s, i: 0}, 10),
-        ({"key": lambda s, i: i}, 5),
-    ],
-)
-@pytest.mark.parametrize("column", ["data_source", "source"])
-def test_prompts_of_different_sources_are_different(tmp_path, names, prompts, column) -> None:
-    rows = [
-        {column: source, "pass_rate": rate, "n": 8, **{name: make(source, i) for name, make in names.items()}}
-        for source, rate in (("gsm8k", 1.0), ("math", 0.0))
-        for i in range(5)
-    ]
-    (tmp_path / "r.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    trace = read_trace(tmp_path / "r.jsonl")
-    assert len(trace) == len(np.unique(trace.keys)) == prompts
-    assert trace.sources == (["gsm8k"] * 5 + ["math"] * 5)[:prompts]
-    if prompts == 10:
-        assert (trace.successes / trace.n)[np.argsort(trace.prompt)].tolist() == [1.0] * 5 + [0.0] * 5
-
-
-def test_exports_and_evaluations_of_both_kinds_are_read(tmp_path) -> None:
-    """Prompts that a run never visited have neither a rate nor rollouts; an evaluation may have rates and scores."""
-    visited, never = {"key": "a", "pass_rate": 0.5, "n": 8}, {"key": "b", "pass_rate": None, "n": 0}
-    (tmp_path / "export.jsonl").write_text("".join(json.dumps(row) + "\n" for row in (visited, never)))
-    assert read_trace(tmp_path / "export.jsonl").successes.tolist() == [4.0]
-    rows = [{"key": "0" * 32, "pass_rate": 0.5, "n": 8}, {"key": "1" * 32, "score": [1.0, 0.0]}]
-    (tmp_path / "both.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    made = read_trace(tmp_path / "both.jsonl")
-    assert sorted(zip(made.n.tolist(), made.successes.tolist(), strict=True)) == [(2.0, 1.0), (8.0, 4.0)]
-
-
-def test_pass_rates_without_a_name_are_a_prompt_a_row(tmp_path) -> None:
-    pq.write_table(pa.table({"pass_rate": np.linspace(0, 1, 11)}), tmp_path / "r.parquet")
-    world = make_replayed(read_trace(tmp_path / "r.parquet"), None, 0)
-    assert world.rates() == pytest.approx(np.linspace(0, 1, 11), abs=1e-7)
-
-
 def test_results_of_an_evaluation_are_read(tmp_path) -> None:
     rows = [{"prompt": f"q{i}", "data_source": "x", "ground_truth": "1", "n": 8, "successes": i} for i in range(5)]
     (tmp_path / "eval.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -154,18 +90,14 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
     ("name", "text", "message"),
     [
         ("nowhere.jsonl", None, "does not exist"),
-        ("e.jsonl", "", "has no rows"),
-        ("u.jsonl", '{"pass_rate": null, "n": 0}\n', "nothing to simulate"),
-        ("w.jsonl", '{"a": 1}\n', "column pass_rate"),
-        ("j.jsonl", '{"pass_rate": 0.5}\nnonsense\n', "line 2: not JSON"),
-        ("n.jsonl", '{"pass_rate": 0.5}\n{"pass_rate": NaN}\n', "row 1: pass_rate is nan; 1 of 2 rows"),
-        ("m.jsonl", '{"pass_rate": 0.5}\n{"pass": 1}\n', "row 1: pass_rate is None"),
-        ("b.jsonl", '{"pass_rate": 1.5}\n', r"row 0: pass_rate=1.5 is not in \[0, 1\]"),
-        ("s.jsonl", '{"pass_rate": "high"}\n', "not a number"),
-        ("z.jsonl", '{"pass_rate": 0.5, "n": 0}\n', "n=0 rollouts"),
-        ("y.jsonl", '{"pass_rate": 0.5}\n{"pass_rate": 0.5, "n": 8}\n', "row 0: n is None"),
-        ("k.jsonl", '{"key": "a", "pass_rate": 0.5}\n{"pass_rate": 0.2}\n{"pass_rate": 0.9}\n', "row 1: no key"),
-        ("o.jsonl", '{"pass_rate": 0.5, "tokens": -5}\n', "row 0: tokens=-5 is less than none"),
+        ("e.jsonl", "", "has no results"),
+        ("u.jsonl", '{"pass_rate": null, "n": 0}\n', "has no results"),
+        ("j.jsonl", '{"prompt": "q", "n": 8, "pass_rate": 0.5}\nnonsense\n', "line 2: not JSON"),
+        (
+            "m.jsonl",
+            '{"prompt": "q", "pass_rate": 0.5}\n',
+            "neither n .beside pass_rate or successes., score nor prior",
+        ),
         ("t.txt", "hello", "is not one of"),
         ("1.jsonl", '{"input": "q", "output": "a", "score": "NaN"}\n', "line 1: score='NaN' is not a number"),
         ("3.jsonl", '{"input": "q", "output": "a", "score": 1}\n{"score": 1}\n', "line 2: no input"),
@@ -174,7 +106,7 @@ def test_results_of_an_evaluation_are_read(tmp_path) -> None:
             '{"input": "q", "output": "a", "score": 1, "step": null}\n',
             "line 1: step=None is not a whole number",
         ),
-        ("e.jsonl", '{"prompt": "q", "score": null}\n', "neither n, score nor prior says how it went; score is null"),
+        ("e.jsonl", '{"prompt": "q", "score": null}\n', "score nor prior says how it went; score is null"),
     ],
 )
 def test_a_trace_that_cannot_be_read_is_refused(tmp_path, name, text, message) -> None:
@@ -184,12 +116,15 @@ def test_a_trace_that_cannot_be_read_is_refused(tmp_path, name, text, message) -
         read_trace(tmp_path / name)
 
 
-def test_an_empty_folder_and_an_empty_table_are_refused(tmp_path) -> None:
+def test_an_empty_folder_is_refused(tmp_path) -> None:
     with pytest.raises(AdaptiveError, match="rollout_data_dir"):
         read_trace(tmp_path)
-    pq.write_table(pa.table({"pass_rate": pa.array([], pa.float64())}), tmp_path / "r.parquet")
-    with pytest.raises(AdaptiveError, match="has no rows"):
-        read_trace(tmp_path / "r.parquet")
+
+
+def test_a_run_without_a_finished_rollout_is_refused(tmp_path) -> None:
+    write_snapshot(tmp_path / "begun", StatsTable(), {}, meta={})
+    with pytest.raises(AdaptiveError, match="holds no finished rollout"):
+        read_trace(tmp_path / "begun")
 
 
 # -- estimating -------------------------------------------------------------------------------------------------------

@@ -304,7 +304,7 @@ def test_an_expectation_counts_for_four_rollouts_and_is_no_streak(tmp_path: Path
     [
         ({"prior": 1.5, "score": None}, "prior=1.5 is not an expected reward"),
         ({"prior": math.nan, "score": None}, "prior=nan"),
-        ({"n": 0, "successes": 0}, "n=0 is not a positive whole number"),
+        ({"n": -1, "successes": 0}, "n=-1 is not a positive whole number"),
         ({"n": 2.5, "successes": 0}, "n=2.5"),
         ({"n": 4}, "successes or pass_rate"),
         ({"n": 4, "successes": 5}, "5.0 successes in 4"),
@@ -313,7 +313,7 @@ def test_an_expectation_counts_for_four_rollouts_and_is_no_streak(tmp_path: Path
         ({"score": []}, "score="),
         ({"score": "good"}, "could not convert"),
         ({"score": [1, math.inf]}, "score="),
-        ({"reward": 1}, "neither n, score nor prior"),
+        ({"reward": 1}, "neither n .beside pass_rate or successes., score nor prior"),
         ({"key": "abc", "score": 1}, "32 hex digits"),
         ({"key": "00 " * 16, "score": 1}, "32 hex digits"),
         ({"prompt": None, "score": 1}, "neither key nor prompt"),
@@ -338,7 +338,7 @@ def test_bad_sources_are_named(tmp_path: Path) -> None:
         ("bad.jsonl", "neither key nor prompt"),
         ("list.jsonl", "line 1: not an object"),
         ("bad.parquet", "not a Parquet file"),
-        ("nothing.jsonl", "has no rows"),
+        ("nothing.jsonl", "has no results"),
         ("none.parquet", "has no rows"),
         ("gone", "does not exist"),
     ]:

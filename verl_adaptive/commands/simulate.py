@@ -7,12 +7,12 @@ examples:
   verl-adaptive simulate
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
   verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
-  verl-adaptive simulate --trace pass_rates.parquet --pool mixed:spill=0.1 --budget 200000
+  verl-adaptive simulate --trace evaluation.parquet --pool mixed:spill=0.1 --budget 200000
   verl-adaptive simulate --preset "grpo adaptive/sampler=custom adaptive.sampler.name=my_parts.py:Mine"
   verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
 
---trace takes a journal, a snapshot, a directory of checkpoints, the folder of verl's trainer.rollout_data_dir, or a
-Parquet or JSONL file with a column pass_rate. --pool is one of mixed, static, hard, easy and large, with keys to change
+--trace takes a journal, a snapshot, a directory of checkpoints, the folder of verl's trainer.rollout_data_dir, or an
+export or an evaluation, as a warm start does. --pool is one of mixed, static, hard, easy and large, with keys to change
 behind a colon; with --trace, the pool's learning starts from the trace's pass rates. Overrides in Hydra's syntax at the
 end hold for every preset that is named, and for all if none is. --clock counts seconds of generation, too, in a queueing
 model: replicas with slots, a decode step that grows with the sequences in it, and lengths from a distribution, or from

@@ -10,8 +10,6 @@ Time. At up to eight points from the trace's first step to its last, a prompt's 
 evidence does. Between knots rates are linear, and after the last they stay. Simulated step s is the trace's step
 ``first + s − 1``: the pool moves as it did in the recorded run, *whatever the simulated policy trains on*. To let the
 policy's own choices move it, take the trace as the start of a learning pool.
-
-Rates that the trace calls exact are taken as they are.
 """
 
 from __future__ import annotations
@@ -45,8 +43,6 @@ def knot_rates(trace: Trace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     knots = min(_KNOTS, trace.steps)
     times = np.linspace(first, last, knots) if knots > 1 else np.array([float(first)])
     n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
-    if trace.exact and knots == 1:
-        return times, (wins / np.maximum(n, 1e-12)).astype(np.float32)[None]
     strength = sum(fit_beta(n, wins))
     half = max(_HALF_LIFE * (last - first), 1e-9)
     draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
@@ -54,12 +50,9 @@ def knot_rates(trace: Trace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     for k, time in enumerate(times):
         weight = np.ones(len(trace.step)) if knots == 1 else np.exp2(-np.abs(trace.step - time) / half)
         seen, won = (np.bincount(trace.prompt, weight * v, minlength=count) for v in (trace.n, trace.successes))
-        if trace.exact:
-            out[k] = won / np.maximum(seen, 1e-300)
-        else:
-            mean = (float(won.sum()) + 0.5) / (float(seen.sum()) + 1.0)
-            prior = np.array([mean, 1.0 - mean]) * strength
-            out[k] = draw_beta(prior[0] + won, prior[1] + np.maximum(seen - won, 0.0), draw, "replay.rate", hi, lo)
+        mean = (float(won.sum()) + 0.5) / (float(seen.sum()) + 1.0)
+        prior = np.array([mean, 1.0 - mean]) * strength
+        out[k] = draw_beta(prior[0] + won, prior[1] + np.maximum(seen - won, 0.0), draw, "replay.rate", hi, lo)
     return times, out
 
 

@@ -19,6 +19,8 @@ and columns that say how it went, the first that are there:
                                      which counts as 8 rollouts, half of them by the usual ``adaptive.warm_start_discount``
 ===================================  =================================================================================
 
+Rows with ``n`` 0 are left out: an export has prompts that were never rolled out.
+
 ``tokens`` is optional: response tokens of what the row stands for. So are, beside ``n``, the columns of an export:
 ``reward_sum``, ``signal_sum`` and ``signal_sqsum``. A ``score`` is both, on the scale of the training reward; a count of
 successes alone says nothing of rewards. Other columns are ignored.
@@ -99,7 +101,7 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         return _PRIOR, total, total, total, total, 0.0, 1.0  # an opinion: nobody has seen that all are alike
     if row.get("score") is None:
         nothing = "score is null" if "score" in row else f"it has: {', '.join(row)}"
-        raise ValueError(f"neither n, score nor prior says how it went; {nothing}")
+        raise ValueError(f"neither n (beside pass_rate or successes), score nor prior says how it went; {nothing}")
     scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
     if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
         raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")
@@ -158,6 +160,8 @@ def read_results(
     outcomes = array("d")  # a row's numbers one after the other: an evaluation may have millions of rows
     sources: list[str] = []
     for number, row in enumerate(file_rows(path)):
+        if row.get("n") == 0:
+            continue
         try:
             keys.append(_key(row, identity))
             outcomes.extend((*_outcome(row, success), _tokens(row)))
@@ -165,7 +169,7 @@ def read_results(
             raise StoreError(f"{path}, row {number}: {error}") from error
         sources.append(str(row.get("data_source") or row.get("source") or ""))
     if not keys:  # an evaluation that wrote nothing is no evaluation of no prompts
-        raise StoreError(f"{path} has no rows; give results with one row a rollout or a prompt, or leave it out")
+        raise StoreError(f"{path} has no results; give one row a rollout or a prompt, or leave it out")
     table = StatsTable()
     rows = table.rows_for(_keys.keys_array(keys), sources=sources)
     n, c, signal, squares, reward, low, high, tokens = np.array(outcomes).reshape(len(keys), -1).T
