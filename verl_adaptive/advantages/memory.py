@@ -208,8 +208,8 @@ class MemoryBaseline(Advantage):
         return {"scale": self._scale.value, "jump": self._scale.jump, **self._last}
 
     def state_dict(self) -> dict[str, Any]:
-        return {"memory": self.memory.state_dict(), "scale": self._scale.state_dict()}
+        return {"scale": self._scale.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        self.memory.load_state_dict(state["memory"])
+        self.memory.end_step()
         self._scale.load_state_dict(state["scale"])

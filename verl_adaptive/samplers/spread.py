@@ -213,12 +213,10 @@ class Spread(Sampler):
         return {"expected_spread": self._last}
 
     def state_dict(self) -> dict[str, Any]:
-        memories = {memory.namespace: memory.state_dict() for memory in self._memories()}
-        return {"memories": memories, "scale": self._scale.state_dict()}
+        return {"scale": self._scale.state_dict()} if self.config.weight == "reward" else {}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        known = [memory for memory in self._memories() if memory.namespace in state["memories"]]
-        for memory in known:  # with another weight it was another memory
-            memory.load_state_dict(state["memories"][memory.namespace])
-        if known:
+        for memory in self._memories():
+            memory.end_step()
+        if "scale" in state:  # another weight has none
             self._scale.load_state_dict(state["scale"])

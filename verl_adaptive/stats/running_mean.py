@@ -20,9 +20,6 @@ been visited in the step depends on nothing that the step has shown. :meth:`Memo
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
-
 import numpy as np
 
 from verl_adaptive.stats.table import Column, StatsTable
@@ -164,12 +161,3 @@ class Memory:
         self.observe(rows, weight * mean, weight, mean)
         self.col("left")[rows] = left
         self.end_step()
-
-    def state_dict(self) -> dict[str, Any]:
-        """What the columns do not hold."""
-        return {"noted": self.noted}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up a state saved between two steps; the columns are restored separately."""
-        self.end_step()
-        self.noted = np.asarray(state["noted"], dtype=np.int64).copy()

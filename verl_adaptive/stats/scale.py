@@ -153,11 +153,10 @@ class RunningScale:
         self._seen = self._seen[:, :0]
 
     def state_dict(self) -> dict[str, Any]:
-        return {"square": self._square, "sums": self._sums, "seen": self._seen.ravel(), "jump": self.jump}
+        return {"square": self._square, "sums": self._sums, "jump": self.jump}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._square, self._sums = (np.asarray(state[k], dtype=np.float64).copy() for k in ("square", "sums"))
-        self._seen = np.asarray(state["seen"], dtype=np.float64).reshape(3, -1).copy()
         self.before, self.jump = _scale(self._square, self._sums), float(state["jump"])
 
 
