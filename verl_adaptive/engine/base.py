@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -20,24 +20,6 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.table import StatsTable
-
-
-def check_mode(under_way: Mapping[str, int], allow: Collection[str]) -> None:
-    """Refuse to go on in ``sync`` from what an asynchronous trainer has under way.
-
-    Args:
-        under_way: :attr:`Engine.under_way` as the checkpoint was written.
-        allow: ``adaptive.resume.allow``.
-
-    Raises:
-        AdaptiveError: with the way out.
-    """
-    flight, ready = (under_way.get(name, 0) for name in ("flight", "ready"))
-    if (flight or ready) and "mode" not in allow:
-        raise AdaptiveError(
-            f"the checkpoint is an asynchronous trainer's, with {flight} prompts in flight and {ready} groups ready to train. Go "
-            "on with the same trainer.v1.trainer_mode, or leave them behind: adaptive.resume.allow=[mode]"
-        )
 
 
 class Engine(ABC):
@@ -198,11 +180,8 @@ class Engine(ABC):
         stream = state.get("stream")
         if stream is None:
             return
-        flight = len(stream["flight"]["submission"])
-        unfinished, ready = groups_of(stream["open"]), groups_of(stream["ready"])
-        check_mode({"flight": flight, "ready": len(ready)}, self.config.resume.allow)
-        self.tracker.gone = Groups.concat([self.tracker.gone, unfinished])
-        self.tracker.behind = Groups.concat([self.tracker.behind, ready])
+        self.tracker.gone = Groups.concat([self.tracker.gone, groups_of(stream["open"])])
+        self.tracker.behind = Groups.concat([self.tracker.behind, groups_of(stream["ready"])])
 
     @property
     def under_way(self) -> dict[str, int]:

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Any
 
 from verl_adaptive.config import check
-from verl_adaptive.engine.base import check_mode
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.compared_settings import differences
 from verl_adaptive.integration.run_plan import RunPlan
@@ -87,7 +86,12 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
         hint = "Resume from an earlier checkpoint (trainer.resume_from_path); to resume from this one all the same"
         accept("interrupted", [text], f"{text}. {hint}")
     if plan.async_facts is None:
-        check_mode(meta.get("under_way", {}), allow)
+        flight, ready = (meta.get("under_way", {}).get(name, 0) for name in ("flight", "ready"))
+        text = (
+            f"{folder} is an asynchronous trainer's, with {flight} prompts in flight and {ready} groups ready to train"
+        )
+        hint = "Go on with the same trainer.v1.trainer_mode, or leave them behind"
+        accept("mode", [text] if flight or ready else [], f"{text}. {hint}")
     accept(
         "settings",
         hard,
