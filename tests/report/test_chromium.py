@@ -176,7 +176,7 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
     def page(run, live: Live) -> str:
         made.append(run)
         first = len(made) == 1
-        own = Live(live.watch, live.version, live.home, every=1)
+        own = Live(live.watch, live.version, every=1)
         collected.facts["run"] = "FIRST" if first else "SECOND"
         return with_script(render(collected, live=own), READER)
 

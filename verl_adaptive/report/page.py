@@ -34,13 +34,11 @@ class Live:
     Attributes:
         watch: where the script asks for news.
         version: what the page shows.
-        home: the index of runs.
         every: seconds between two questions.
     """
 
     watch: str
     version: str
-    home: str
     every: int
 
 

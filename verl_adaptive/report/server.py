@@ -242,7 +242,7 @@ class Site:
         try:
             async with self._one:
                 began = time.monotonic()
-                live = Live(f"/run/{run.id}/version", version, "/", EVERY)
+                live = Live(f"/run/{run.id}/version", version, EVERY)
                 text = await run_in_threadpool(self.render, run, live)
                 page = self._pages[run.id] = _Page(version, text, time.monotonic(), time.monotonic() - began)
                 self._pages.move_to_end(run.id)
@@ -261,7 +261,7 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
         page = environment().get_template("index.html.j2")
         text = page.render(
             policy=policy_of(True),
-            live=Live("/version", version, "/", EVERY),
+            live=Live("/version", version, EVERY),
             rows=rows,
             trouble=[clean(t) for t in trouble],
             where=clean(site.source),
