@@ -46,10 +46,9 @@ class StreamSession(RolloutClient[AsyncEngine]):
         self.stream.forget(self.engine.living.values())
         return result
 
-    def wait_for(self, count: int) -> int:
-        """Wait until ``count`` groups are ready, or no more will be; how many there are."""
+    def wait_for(self, count: int) -> None:
+        """Wait until ``count`` groups are ready, or no more will be."""
         self._pump(lambda: self.engine.can_take(count))
-        return len(self.engine.ready)
 
     def sampleable(self) -> int:
         """Groups that are ready or back unreviewed; decides nothing, so it may be asked between steps."""
