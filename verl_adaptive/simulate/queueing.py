@@ -56,7 +56,7 @@ class ServerQueue:
         self.each = machine.each / machine.replicas  # k sequences over R replicas: k/R in each
         self.now = self.tokens = self.occupied = 0.0
         self.next_end = inf
-        self._running: list[tuple[float, int, int, int]] = []  # heap: progress at which it ends, number, tag, length
+        self._running: list[tuple[float, int, int]] = []  # heap: progress at which it ends, number, tag
         self._waiting: deque[tuple[int, int, int]] = deque()  # number, tag, length
         self._progress = 0.0  # tokens that a sequence would have generated since the beginning
         self._number = 0
@@ -75,7 +75,7 @@ class ServerQueue:
         """
         for length in lengths:
             if len(self._running) < self.slots:
-                heapq.heappush(self._running, (self._progress + length, self._number, tag, length))
+                heapq.heappush(self._running, (self._progress + length, self._number, tag))
             else:
                 self._waiting.append((self._number, tag, length))
             self._number += 1
@@ -86,11 +86,11 @@ class ServerQueue:
         if not self._running:
             raise ValueError("nothing is running")
         self.wait(self.next_end)
-        end, _, tag, _ = heapq.heappop(self._running)
+        end, _, tag = heapq.heappop(self._running)
         self._progress = end  # without the rounding of the way there
         if self._waiting:
             number, other_tag, length = self._waiting.popleft()
-            heapq.heappush(self._running, (end + length, number, other_tag, length))
+            heapq.heappush(self._running, (end + length, number, other_tag))
         self._foresee()
         return tag
 
