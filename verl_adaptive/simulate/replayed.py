@@ -71,9 +71,9 @@ class ReplayedWorld(StaticWorld):
         self._now = float(times[0])
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
-        after = int(np.clip(np.searchsorted(self.times, self._now), 1, max(1, len(self.times) - 1)))
         if len(self.times) == 1:
             return self.knots[0, index].astype(np.float64)
+        after = max(1, int(np.searchsorted(self.times, self._now)))
         low, high = self.times[after - 1], self.times[after]
         share = (self._now - low) / (high - low)
         before, then = self.knots[after - 1, index].astype(np.float64), self.knots[after, index].astype(np.float64)
