@@ -64,13 +64,15 @@ class GradientRows:
             drift = torch.from_numpy(rng.normal(0, 0.2, size=len(ones))).float()
             self.rows.append(
                 {
-                    **{
-                        "input_ids": own,
-                        "attention_mask": torch.ones_like(own),
-                        "position_ids": torch.arange(len(own)),
-                    },
-                    **{"prompts": own[:PROMPT], "responses": own[PROMPT:], "response_mask": ones, "loss_mask": ones},
-                    **{"old_log_probs": old + drift, "advantages": advantage[i, : len(ones)]},
+                    "input_ids": own,
+                    "attention_mask": torch.ones_like(own),
+                    "position_ids": torch.arange(len(own)),
+                    "prompts": own[:PROMPT],
+                    "responses": own[PROMPT:],
+                    "response_mask": ones,
+                    "loss_mask": ones,
+                    "old_log_probs": old + drift,
+                    "advantages": advantage[i, : len(ones)],
                 }
             )
         self.padding = {name: value[:1] for name, value in self.rows[0].items()}
