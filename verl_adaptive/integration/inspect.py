@@ -73,7 +73,7 @@ def driver() -> dict[str, Any]:
     return {"loaded": loaded, "trainer": name, "verl": verl.__version__}
 
 
-def ray_workers(address: str | None = None) -> list[dict[str, Any]]:
+def ray_workers(address: str | None) -> list[dict[str, Any]]:
     """Import verl in a Ray worker of each node that is alive.
 
     Args:
@@ -87,8 +87,6 @@ def ray_workers(address: str | None = None) -> list[dict[str, Any]]:
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     _answers(address)
-    if ray.is_initialized():
-        raise AdaptiveError("Ray is already running in this process")
     own = {"num_cpus": 1, "include_dashboard": False} if address is None else {}
     ray.init(address=address or "local", logging_level="ERROR", log_to_driver=False, **own)
     try:
