@@ -35,6 +35,7 @@ def verdict(**change: Any) -> Any:
     return decide
 
 
+EVERY = {"admit": says(lambda rows, *_: np.ones(len(rows), bool))}
 POOL = {"kind": "pool"}
 PLANS = {**POOL, "plans_rollouts": True}
 WHY = {"reasons": ("flat",)}
@@ -55,13 +56,17 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         {"admit": says(lambda *_: {}["x"])},
         r"Fails\)\.admit fails: KeyError: 'x' \(.*test_answers\.py, line",
     ),
-    "Forgets": (Sampler, {"decided": says(lambda *_: {}["x"])}, r"Forgets\)\.decided fails: KeyError: 'x' \("),
+    "Forgets": (Sampler, EVERY | {"decided": says(lambda *_: {}["x"])}, r"Forgets\)\.decided fails: KeyError: 'x' \("),
     "Unbound": (
         Sampler,
         {"bind": says(None), "admit": lambda self, *_: self.facts},
         r"admit fails: AttributeError: .*'facts'",
     ),
-    "Columns": (Sampler, {"columns": {"a": "f4"}}, r"bind fails: ValueError: column a .*; write Column\('f4', 0\)"),
+    "Columns": (
+        Sampler,
+        EVERY | {"columns": {"a": "f4"}},
+        r"bind fails: ValueError: column a .*; write Column\('f4', 0\)",
+    ),
     "Bare": (Sampler, POOL | {"pick": says(lambda pool, k, _: pool[:k])}, r"pick must answer Pick\(rows\)"),
     "Twice": (Sampler, POOL | {"pick": says(lambda pool, k, _: Pick(np.repeat(pool[:1], k)))}, "picks a prompt twice"),
     "Beyond": (
@@ -89,15 +94,23 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k]))},
         r"pick answers Pick\(rows\), which needs plans_rollouts = False; its plans_rollouts is True",
     ),
-    "Size": (Sampler, {"round_size": says(3.5)}, "round_size must answer a whole number, .* it answered float 3.5"),
+    "Size": (
+        Sampler,
+        EVERY | {"round_size": says(3.5)},
+        "round_size must answer a whole number, .* it answered float 3.5",
+    ),
     "Below": (
         Sampler,
-        {"round_size": says(-3)},
+        EVERY | {"round_size": says(-3)},
         "round_size must answer a whole number, 0 or greater; .* int -3",
     ),
-    "Unsaved": (Sampler, {"state_dict": says({"seen": set()})}, r"state_dict: state\['seen'\]: a set cannot be stored"),
-    "Silent": (Sampler, {"metrics": says(None)}, r"Silent\)\.metrics must answer a dict; it answered NoneType"),
-    "Arrays": (Sampler, {"metrics": says({"x": np.zeros(2)})}, "metrics gives 'x' as a ndarray"),
+    "Unsaved": (
+        Sampler,
+        EVERY | {"state_dict": says({"seen": set()})},
+        r"state_dict: state\['seen'\]: a set cannot be stored",
+    ),
+    "Silent": (Sampler, EVERY | {"metrics": says(None)}, r"Silent\)\.metrics must answer a dict; it answered NoneType"),
+    "Arrays": (Sampler, EVERY | {"metrics": says({"x": np.zeros(2)})}, "metrics gives 'x' as a ndarray"),
     "None_": (
         Allocator,
         {"first": says(lambda r, *_: np.zeros(len(r), int))},
@@ -147,6 +160,7 @@ UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
     "Typo": (Sampler, {"kind": "pol"}, r"kind = 'pol'; a sampler's kind is 'stream' or 'pool'"),
     "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which is used only with kind = 'pool'"),
     "Pickless": (Sampler, POOL, "kind = 'pool' and no pick"),
+    "Gateless": (Sampler, {"round_size": says(8)}, "kind = 'stream' and no admit"),
     "Counted": (
         Sampler,
         POOL | {"pick": says(None), "decided": says(None)},
@@ -233,7 +247,7 @@ def test_an_advantage_is_a_finite_number_for_each_rollout(answer, says) -> None:
 
 def test_a_class_that_cannot_be_made() -> None:
     class Plain(Sampler):
-        name = "plain"
+        name, admit = "plain", EVERY["admit"]
 
         def __init__(self) -> None: ...
 

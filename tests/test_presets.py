@@ -168,6 +168,9 @@ class Mine(Sampler):
         decay: float = 0.5
         round: RoundConfig = field(default_factory=RoundConfig)
 
+    def admit(self, rows, position, progress):
+        return np.ones(len(rows), dtype=bool)
+
 
 class Unfinished(Filter):
     name = "unfinished"

@@ -180,8 +180,8 @@ def _checked(role: str, name: str, part: Any) -> type[Role]:
 
 #: Per role: what a class says, how to tell, what is used only then, and what is then needed.
 _USED: tuple[tuple[type[Role], str, Callable[[Any], bool], tuple[str, ...], tuple[str, ...]], ...] = (
-    (Sampler, "kind = 'stream'", lambda part: part.kind == "stream", ("admit", "decided"), ()),
     (Sampler, "kind = 'pool'", lambda part: part.kind == "pool", ("pick",), ("pick",)),
+    (Sampler, "kind = 'stream'", lambda part: part.kind == "stream", ("admit", "decided"), ("admit",)),
     (
         Allocator,
         "the base class PooledAllocator",

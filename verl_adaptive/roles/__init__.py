@@ -166,7 +166,7 @@ class Sampler(Role):
         Returns:
             bool ``(k,)``: True to roll the prompt out.
         """
-        return np.ones(len(rows), dtype=bool)
+        raise TypeError(f"{type(self).__name__} is a pool sampler")
 
     def decided(self, rows: np.ndarray, passed: np.ndarray) -> None:
         """The stream has passed these prompts, with these answers of :meth:`admit`: where a gate counts.
