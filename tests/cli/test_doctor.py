@@ -22,6 +22,7 @@ from huggingface_hub import constants
 from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.simulated import not_simulated  # noqa: F401  # a fixture
+from verl_adaptive import simulate
 from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat, inspect
@@ -552,6 +553,20 @@ def test_a_message_names_key_and_value_and_nothing_follows_it(call, word, says) 
     (failed,) = (c for c in json.loads(out)["checks"] if c["status"] == "fail" and c["name"] in of_the_line)
     assert status == 1 and says in failed["detail"]
     assert failed["fix"] == "" and "use +" not in failed["detail"]
+
+
+def test_a_component_that_fails_in_the_simulation(examine, tmp_path, monkeypatch) -> None:
+    """The cost was "not known", and the status 0."""
+    monkeypatch.setattr(simulate, "expected_waiting", simulate.expected.expected_waiting)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    (tmp_path / "my_failing_part.py").write_text(
+        "from verl_adaptive.samplers.epoch import Epoch\n\nclass Mine(Epoch):\n    name = 'mine'\n\n"
+        "    def end_step(self):\n        pass\n"
+    )
+    name = f"adaptive.sampler.name={tmp_path}/my_failing_part.py:Mine"
+    status, found = examine("+adaptive=dapo", "adaptive/sampler=custom", name)
+    assert status == 1 and found["THE PLAN"] is None
+    assert re.search(r"Mine\)\.end_step fails: TypeError: .* takes 1 positional", found["simulation"]["detail"])
 
 
 def test_solo_drops_nothing(call) -> None:

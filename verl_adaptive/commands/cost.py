@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from verl_adaptive.errors import ConfigError, Exhausted
 from verl_adaptive.simulate.expected import HOPELESS
 from verl_adaptive.text import counted, number
 
@@ -180,9 +181,7 @@ def _simulate(cost: Cost, plan: RunPlan, hopeless: float) -> None:
     }
     try:
         found = expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting)
-    except (
-        Exception
-    ) as error:  # a part of the user's own may need what no simulation has: the plan stands without a cost
+    except (ConfigError, Exhausted) as error:  # of the simulation's own sizes: the plan stands without a cost
         cost.why_not = f"the policy cannot be simulated ({type(error).__name__}: {error})"
         return
     cost.factor = found.rollouts

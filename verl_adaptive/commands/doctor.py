@@ -338,8 +338,9 @@ class Examination:
             self.add("run", "warn", remark)
         if plan.place.folder is not None and os.path.exists(plan.place.folder):
             self._journal(plan.place.folder)
-        with quiet():
-            cost = cost_of(plan)
+        cost = self._must(
+            "simulation", "correct the component: training calls it in the same way", lambda: cost_of(plan)
+        )
         self.lines = [*cost.lines(), *plan.lines()]
         return {**plan.as_dict(), "cost": asdict(cost)}
 
