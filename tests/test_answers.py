@@ -11,6 +11,7 @@ import pytest
 from tests.world import Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive import HOLD, Advantage, Allocator, ConfigError, Filter, Pick, PooledAllocator, Sampler, Verdict
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.roles.answers import compute
@@ -144,6 +145,7 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         WHY | {"decide": verdict(rollouts=lambda g: np.zeros(g.rollouts, bool))},
         "keeps a group of which no rollout trains",
     ),
+    "Drops": (KeepAll, WHY | {"decide": verdict()}, "drops a group, and its keeps_all is True: set keeps_all = False"),
     "Mask": (
         Filter,
         WHY | {"decide": says(lambda g, _: ~g.degenerate())},

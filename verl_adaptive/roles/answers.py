@@ -119,6 +119,8 @@ def decide(part: Filter, groups: Groups, progress: Progress) -> Verdict:
     if not isinstance(found, Verdict):
         raise _wrong(part, "decide", "Verdict(keep, reason)", found)
     keep = _flags(part, "decide (keep)", found.keep, len(groups), "group")
+    if part.keeps_all and not keep.all():
+        raise AdaptiveError(f"{who(part)}.decide drops a group, and its keeps_all is True: set keeps_all = False")
     reason = _amounts(part, "decide (reason)", found.reason, len(groups), "group", None)
     unnamed = ~keep & ((reason < 0) | (reason >= len(part.reasons)))
     if unnamed.any():
