@@ -15,6 +15,7 @@ from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.roles.answers import compute
+from verl_adaptive.samplers.epoch import Epoch
 
 
 def first(self: Any, rows: np.ndarray, planned: Any, progress: Any) -> np.ndarray:
@@ -159,6 +160,19 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
 }
 #: The same, told when the run starts.
 UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
+    "Admits": (
+        Sampler,
+        {"admits": EVERY["admit"]},
+        r"has admits, which no sampler has: did you mean admit\? A name of your",
+    ),
+    "Gate": (
+        Epoch,
+        {"admit_rows": says(None)},
+        r"has admit_rows, which no sampler has: .*\? A name of your own begins with",
+    ),
+    "Saves": (Sampler, EVERY | {"state": says(None)}, "has state, which no sampler has"),
+    "Reviews": (Allocator, {"first": first, "reviews": says(None)}, r"has reviews, .*did you mean review\?"),
+    "Compares": (Filter, {"decide": verdict(), "need_groups": True}, r"has need_groups, .*did you mean needs_groups\?"),
     "Typo": (Sampler, {"kind": "pol"}, r"kind = 'pol'; a sampler's kind is 'stream' or 'pool'"),
     "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which is used only with kind = 'pool'"),
     "Pickless": (Sampler, POOL, "kind = 'pool' and no pick"),
@@ -195,6 +209,19 @@ for _name, (_base, _body, _) in {**FAULTS, **UNUSED}.items():
     globals()[_name] = type(_name, (_base,), {"name": _name.lower(), "__module__": __name__, **_body})
 
 
+class Copied(Epoch):
+    """A copy of a shipped file: its records would be mixed with the original's."""
+
+    name = "greso"
+
+
+class Helped(Epoch):
+    name = "helped"
+    LEAST = 3
+
+    def _helper(self) -> None: ...
+
+
 def at(name: str) -> dict[str, str]:
     base = {**FAULTS, **UNUSED}[name][0]
     return {base.role: f"{__name__}:{name}"}
@@ -220,6 +247,15 @@ def test_what_would_never_be_asked_is_told_before_the_run(name) -> None:
     role, path = at(name).popitem()
     with pytest.raises(ConfigError, match=rf"adaptive\.{role}\.name='{re.escape(path)}': {name} .*{UNUSED[name][2]}"):
         find_part(role, path)
+
+
+def test_a_name_is_its_own() -> None:
+    with pytest.raises(
+        ConfigError, match=r"Copied has name = 'greso', which is verl_adaptive\.samplers\.greso:Greso: give"
+    ):
+        find_part("sampler", f"{__name__}:Copied")
+    assert find_part("sampler", f"{__name__}:Helped") is Helped
+    assert find_part("sampler", "verl_adaptive.samplers.epoch:Epoch") is Epoch
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from verl_adaptive.allocators.aero_rescue import AeroRescue
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
 from verl_adaptive.allocators.reinforce_ada import ReinforceAda
+from verl_adaptive.errors import ConfigError
 from verl_adaptive.filters.aero_rejection import AeroRejection
 from verl_adaptive.filters.band import Band
 from verl_adaptive.filters.informative import Informative
@@ -337,6 +338,13 @@ class _CarelessPlain(_Plain):
         self.col("total")[groups.row] += groups.sum(groups.reward)
 
 
+class _SpeltHalves(_Halves):
+    """Leaves out ``most``."""
+
+    def at_most(self, n, stage):
+        return np.full(len(n), 4)
+
+
 class _CentringHalves(_Halves):
     """Changes what the parts after it are shown."""
 
@@ -355,12 +363,13 @@ class _CentringHalves(_Halves):
         (_BusyHalves, "test_every_group_comes_to_an_end"),
         (_CarelessPlain, "test_how_visits_are_shown_makes_no_difference"),
         (_CentringHalves, "test_state_is_complete"),
+        (_SpeltHalves, "test_a_run_accepts_the_class"),
     ],
 )
 def test_a_fault_that_one_call_does_not_show_is_caught(part, test):
     """These passed every suite, and trained other prompts when results came back in another order."""
     base = SUITES[part.role]
-    with pytest.raises(AssertionError):
+    with pytest.raises((AssertionError, ConfigError)):
         getattr(type("Suite", (base,), {"make": lambda self: part({})})(), test)()
 
 

@@ -26,42 +26,42 @@ class Short(Filter):
     name = "short"
     reasons = ("long",)
     may_leave_one = True
-    least = 1
-    seen = 0
-    trains = staticmethod(lambda place: place % 2 == 0)
+    _least = 1
+    _seen = 0
+    _trains = staticmethod(lambda place: place % 2 == 0)
 
     def decide(self, groups, progress):
         place = np.arange(groups.rollouts) - groups.offsets[:-1][groups.group_of]
-        keep = (self.least <= groups.n) & (groups.n <= 8)
-        return Verdict(keep, np.zeros(len(groups), dtype=np.int64), self.trains(place))
+        keep = (self._least <= groups.n) & (groups.n <= 8)
+        return Verdict(keep, np.zeros(len(groups), dtype=np.int64), self._trains(place))
 
     def observe(self, groups, progress):
-        self.seen += len(groups)
+        self._seen += len(groups)
 
     def metrics(self):
-        return {"seen_total": float(self.seen)}
+        return {"seen_total": float(self._seen)}
 
     def state_dict(self):
-        return {"seen": self.seen}
+        return {"seen": self._seen}
 
     def load_state_dict(self, state):
-        self.seen = state["seen"]
+        self._seen = state["seen"]
 
 
 class Others(Short):
     name = "others"
-    least = 2
-    trains = staticmethod(lambda place: place % 2 == 1)
+    _least = 2
+    _trains = staticmethod(lambda place: place % 2 == 1)
 
 
 class Middle(Short):
     name, may_leave_one = "middle", False
-    trains = staticmethod(lambda place: (place > 0) & (place < 3))
+    _trains = staticmethod(lambda place: (place > 0) & (place < 3))
 
 
 class Last(Short):
     name, may_leave_one = "last", False
-    trains = staticmethod(lambda place: place > 1)
+    _trains = staticmethod(lambda place: place > 1)
 
 
 class Numbers(Short):

@@ -21,7 +21,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import AdaptiveError, ConfigError, nearest
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.roles import Advantage, Allocator, Filter, PolicyParts, Role, Sampler
+from verl_adaptive.roles import Advantage, Allocator, Commits, Filter, PolicyParts, Role, Sampler
 from verl_adaptive.roles.answers import ask, who
 from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.state import split_state
@@ -100,7 +100,7 @@ def find_part(role: str, name: str) -> type[Role]:
             raise ConfigError(
                 f"adaptive.{role}.name", name, f"is of another package, which fails to load: {error}; reinstall it"
             ) from error
-        return _checked(role, name, part)
+        return checked(role, name, part)
     target = PARTS[role].get(name)
     if target is None:
         names = available(role)
@@ -137,7 +137,7 @@ def _by_path(role: str, path: str) -> type[Role]:
         ]
         near = difflib.get_close_matches(cls, parts, n=1) or [", ".join(parts) or "none"]
         raise ConfigError(key, path, f"{module} has no {cls!r}; parts in it: {near[0]}")
-    return _checked(role, path, getattr(found, cls))
+    return checked(role, path, getattr(found, cls))
 
 
 def _module_in(file: Path, key: str, value: str) -> str:
@@ -158,7 +158,7 @@ def _module_in(file: Path, key: str, value: str) -> str:
     return module
 
 
-def _checked(role: str, name: str, part: Any) -> type[Role]:
+def checked(role: str, name: str, part: Any) -> type[Role]:
     """A class that somebody else wrote, if it is a part of this role; ConfigError with what it lacks."""
     key, kind = f"adaptive.{role}.name", KINDS[role].__name__
     if not (inspect.isclass(part) and issubclass(part, KINDS[role])):
@@ -172,6 +172,11 @@ def _checked(role: str, name: str, part: Any) -> type[Role]:
         )
     if not is_dataclass(part.Config):
         raise ConfigError(key, name, f"{part.__name__}.Config must be a dataclass: write @dataclass above it")
+    ours = PARTS[role].get(part.name, f"{part.__module__}:{part.__qualname__}")
+    if ours != f"{part.__module__}:{part.__qualname__}":
+        raise ConfigError(
+            key, name, f"{part.__name__} has name = {part.name!r}, which is {ours}: give it a name of its own"
+        )
     silent = _never_asked(part)
     if silent:
         raise ConfigError(key, name, f"{part.__name__} {silent}")
@@ -202,6 +207,14 @@ def _never_asked(part: type[Role]) -> str:
             getattr(part, name, None) is not getattr(base, name, None) for base in (KINDS[part.role], PooledAllocator)
         )
 
+    shipped = [base for base in part.__mro__ if base.__module__.partition(".")[0] == __package__]
+    others = (PooledAllocator, Commits) if issubclass(part, Allocator) else ()
+    known = {"name", *(name for base in (*shipped, *others) for name in dir(base))}
+    for base in part.__mro__:
+        for name in vars(base) if issubclass(base, Role) and base not in shipped else ():
+            if name[0].islower() and name not in known:  # constants and classes apart
+                meant = nearest(name, known, "a typing error?")
+                return f"has {name}, which no {part.role} has: {meant} A name of your own begins with an underscore"
     if issubclass(part, Sampler) and part.kind not in ("stream", "pool"):
         return f"has kind = {part.kind!r}; a sampler's kind is 'stream' or 'pool'"
     for kind, says, said, only, needed in _USED:

@@ -15,6 +15,7 @@ import numpy as np
 
 from verl_adaptive.config import RunFacts
 from verl_adaptive.groups import Groups
+from verl_adaptive.policy import checked
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.keys import KEY_DTYPE
@@ -61,6 +62,11 @@ class PartConformance:
     def progress(self, step: int = 1, **more: Any) -> Progress:
         """The state of a step."""
         return Progress(step=step, batch=self.facts.batch, draw=Draw(0, step), **more)
+
+    def test_a_run_accepts_the_class(self) -> None:
+        """Nothing is misspelt, missing or never called."""
+        kind = type(self.make())
+        checked(kind.role, f"{kind.__module__}:{kind.__qualname__}", kind)
 
     def test_how_visits_are_shown_makes_no_difference(self) -> None:
         """A prompt's second visit of a step counts in its columns, shown with the first or after it."""
