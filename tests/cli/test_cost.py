@@ -21,6 +21,7 @@ from verl_adaptive import simulate
 from verl_adaptive.commands import cost as costing
 from verl_adaptive.commands import doctor
 from verl_adaptive.commands.cost import ASSUMED, Cost, group_shares
+from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
 from verl_adaptive.integration import inspect
 from verl_adaptive.stats import dataset_keys
@@ -221,11 +222,11 @@ def test_groups_are_of_the_size_that_the_data_set_allows(cost, call) -> None:
 
 def test_a_policy_that_cannot_be_simulated_says_why(cost, monkeypatch) -> None:
     def refuse(*_, **__):
-        raise LookupError("no such column")
+        raise Exhausted("nothing is left")
 
     monkeypatch.setattr(simulate, "expected_waiting", refuse)
     found, lines = cost("+adaptive=dapo")
-    assert found.step is None and "LookupError: no such column" in lines["cost"]
+    assert found.step is None and "Exhausted: nothing is left" in lines["cost"]
 
 
 @pytest.mark.parametrize(
