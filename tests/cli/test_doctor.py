@@ -555,18 +555,29 @@ def test_a_message_names_key_and_value_and_nothing_follows_it(call, word, says) 
     assert failed["fix"] == "" and "use +" not in failed["detail"]
 
 
-def test_a_component_that_fails_in_the_simulation(examine, tmp_path, monkeypatch) -> None:
+@pytest.mark.parametrize(
+    ("role", "base", "body", "says"),
+    [
+        ("sampler", "samplers.epoch import Epoch", "def end_step(self): ...", r"end_step fails: TypeError: .* takes 1"),
+        (
+            "advantage",
+            "roles import Advantage",
+            "def compute(self, *_): raise NameError('gone')",
+            "compute fails: NameError",
+        ),
+    ],
+)
+def test_a_component_that_fails_in_the_simulation(examine, tmp_path, monkeypatch, role, base, body, says) -> None:
     """The cost was "not known", and the status 0."""
     monkeypatch.setattr(simulate, "expected_waiting", simulate.expected.expected_waiting)
     monkeypatch.setattr(sys, "path", list(sys.path))
-    (tmp_path / "my_failing_part.py").write_text(
-        "from verl_adaptive.samplers.epoch import Epoch\n\nclass Mine(Epoch):\n    name = 'mine'\n\n"
-        "    def end_step(self):\n        pass\n"
-    )
-    name = f"adaptive.sampler.name={tmp_path}/my_failing_part.py:Mine"
-    status, found = examine("+adaptive=dapo", "adaptive/sampler=custom", name)
+    own = "" if role == "sampler" else "    estimator = 'mine'\n"
+    text = f"from verl_adaptive.{base} as Base\n\nclass Mine(Base):\n    name = 'mine'\n{own}    {body}\n"
+    (tmp_path / f"my_failing_{role}.py").write_text(text)
+    name = f"adaptive.{role}.name={tmp_path}/my_failing_{role}.py:Mine"
+    status, found = examine("+adaptive=grpo", f"adaptive/{role}=custom", name)
     assert status == 1 and found["THE PLAN"] is None
-    assert re.search(r"Mine\)\.end_step fails: TypeError: .* takes 1 positional", found["simulation"]["detail"])
+    assert re.search(rf"Mine\)\.{says}", found["simulation"]["detail"])
 
 
 def test_solo_drops_nothing(call) -> None:

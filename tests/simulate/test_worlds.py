@@ -130,7 +130,7 @@ def test_the_pool_learns_as_the_slow_reference(preset) -> None:
         result = simulation.run_step()
         world.learn = learn  # type: ignore[method-assign]
         slow.learn(result, simulation.engine.policy, 8)
-        world.learn(result, simulation.engine.policy, simulation.step)
+        world.learn(result, advantages(result, simulation.engine.policy), simulation.step)
         assert world.rates() == pytest.approx([slow.rate(i) for i in range(60)], abs=1e-12)
     assert world.rates().mean() > p.mean() + 0.02
 

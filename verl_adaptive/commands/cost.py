@@ -16,7 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from verl_adaptive.errors import ConfigError, Exhausted
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.simulate.expected import HOPELESS
 from verl_adaptive.text import counted, number
 
@@ -160,8 +161,12 @@ def _two(value: float) -> str:
 
 def _plain(plan: RunPlan) -> bool:
     """The plan is GRPO's as verl has it, so that nothing need be simulated."""
-    parts, same = plan.policy, plan.policy.allocator.fixed_size(plan.rollout_n) == plan.n == plan.rollout_n
-    return parts.sampler.whole_batches and parts.filter.keeps_all and same and plan.groups == plan.batch
+    usual, allocator = AdaptiveConfig(), plan.policy.allocator
+    chosen = any(
+        part.name != getattr(usual, part.role)["name"] for part in plan.policy
+    )  # an author's own is tried, too
+    same = allocator.fixed_size(plan.rollout_n) == plan.n == plan.rollout_n and plan.groups == plan.batch
+    return same and not chosen and plan.policy.sampler.whole_batches
 
 
 def _simulate(cost: Cost, plan: RunPlan, hopeless: float) -> None:
@@ -260,7 +265,6 @@ def _sense(plan: RunPlan, passes: float | None) -> list[str]:
 
 def yield_of(plan: RunPlan) -> tuple[float, float, str]:
     """Share of GRPO's groups that have variance, share of the others that is all wrong, and where they are known from."""
-    from verl_adaptive.errors import AdaptiveError
     from verl_adaptive.stats import open_run
 
     adaptive, places = plan.adaptive, []

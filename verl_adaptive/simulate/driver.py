@@ -23,7 +23,7 @@ from verl_adaptive.errors import AdaptiveError, Exhausted, UsageError
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.clock import Clock
-from verl_adaptive.simulate.learning import LearningWorld
+from verl_adaptive.simulate.learning import LearningWorld, advantages
 from verl_adaptive.simulate.oracle import OracleBest
 from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
 from verl_adaptive.simulate.verl_filter import VerlFilter
@@ -86,7 +86,7 @@ class Simulation:
             policy.sampler = OracleBest(lambda rows: world.rates(first[rows]))
         facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
         source = WorldPrompts(world.size, seed)
-        if isinstance(world, LearningWorld) and world.batch is None:
+        if isinstance(world, LearningWorld) and not world.batch:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
         self.engine: Engine
         if reference in PEERS:
@@ -147,7 +147,8 @@ class Simulation:
                 lot = len(self.engine.flight) if whole else -(-self.engine.facts.batch // _LOTS)
                 self.engine.receive(self._answer(self.engine.flight.select(slice(lot))))
         result = self.engine.finish()
-        self.world.learn(result, self.engine.policy, self.step)
+        # computed where nothing is learned, too, as in training: an author's own advantage is tried
+        self.world.learn(result, advantages(result, self.engine.policy), self.step)
         return result
 
     def _answer(self, requests: Requests) -> Groups:

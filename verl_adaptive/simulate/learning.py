@@ -112,7 +112,7 @@ class LearningWorld(StaticWorld):
         self.topic = np.zeros(self.config.topics)
         self.own = np.zeros(self.size)
         self.touched = np.zeros(self.size, dtype=np.int32)
-        self.batch: int | None = None  # groups of a step of plain GRPO; None: of the policy's
+        self.batch = 0  # groups of a step of plain GRPO, as the simulation says
         self.step = 0
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
@@ -124,20 +124,19 @@ class LearningWorld(StaticWorld):
             return self.own[index]
         return self.own[index] * np.exp(-self.config.forget * (self.step - self.touched[index]))
 
-    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
+    def learn(self, result: StepResult, advantage: np.ndarray, step: int) -> None:
         c, groups = self.config, result.groups
         rows = int((result.trains | result.zero_row).sum())
-        batch = self.batch or policy.sampler.facts.batch
         if c.rate == c.spill == 0 or not rows:
             self.step = step
             return
-        pull = advantages(result, policy) * (groups.success - np.repeat(self.rates(groups.index), groups.n))
+        pull = advantage * (groups.success - np.repeat(self.rates(groups.index), groups.n))
         self.step = step  # from here on, what was learned before has faded by one more step
         moved = result.trained
-        gain = groups.sum(pull)[moved] * batch / rows
+        gain = groups.sum(pull)[moved] * self.batch / rows
         index = groups.index[moved]
         some = np.unique(index)
         self.own[some] = self._own(some)
         self.touched[some] = step
         np.add.at(self.own, index, c.rate * gain)
-        np.add.at(self.topic, self.topic_of[index], c.spill * c.topics / batch * gain)
+        np.add.at(self.topic, self.topic_of[index], c.spill * c.topics / self.batch * gain)

@@ -28,7 +28,6 @@ from verl_adaptive.stats.chance import fit_beta
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import StepResult
-    from verl_adaptive.policy import Policy
 
 #: Points in time, at most.
 _KNOTS = 8
@@ -79,7 +78,7 @@ class ReplayedWorld(StaticWorld):
         before, then = self.knots[after - 1, index].astype(np.float64), self.knots[after, index].astype(np.float64)
         return before + share * (then - before)
 
-    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
+    def learn(self, result: StepResult, advantage: np.ndarray, step: int) -> None:
         """The recorded run's next step."""
         self._now = float(min(self.times[0] + step, self.times[-1]))
 

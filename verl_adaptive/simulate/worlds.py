@@ -20,7 +20,6 @@ from verl_adaptive.stats.keys import KEY_DTYPE
 
 if TYPE_CHECKING:
     from verl_adaptive.engine import Requests, StepResult
-    from verl_adaptive.policy import Policy
 
 
 def number_keys(count: int) -> np.ndarray:
@@ -136,8 +135,8 @@ class StaticWorld:
             groups.tokens = self.lengths.draw(groups, rates)
         return groups
 
-    def learn(self, result: StepResult, policy: Policy, step: int) -> None:
-        """The weights change: the step's batch was trained on. Here nothing is learned."""
+    def learn(self, result: StepResult, advantage: np.ndarray, step: int) -> None:
+        """The weights change: the step's batch was trained on, with these advantages ``(R,)``. Here nothing is learned."""
 
 
 class WorldPrompts:
