@@ -222,15 +222,13 @@ class Held:
     """
 
     def __init__(self, work: Path) -> None:
-        import pandas as pd
         from transformers import AutoTokenizer
         from transformers.utils.logging import disable_progress_bar
 
-        from examples.cpu.warm_start import encode
+        from examples.cpu.warm_start import encode, lessons
 
         disable_progress_bar()
-        rows = pd.read_parquet(work / "data" / "val.parquet")
-        self._encoded = encode(AutoTokenizer.from_pretrained(work / "model"), rows)
+        self._encoded = encode(AutoTokenizer.from_pretrained(work / "model"), lessons(work / "data" / "val.parquet")[0])
 
     def accuracy(self, weights: Path) -> Any:
         """Chance of the right answer at temperature 1, of each question, float64."""

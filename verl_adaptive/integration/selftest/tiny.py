@@ -11,7 +11,10 @@ import random
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
 
 PAD, BEGIN, END = "<|endoftext|>", "<|im_start|>", "<|im_end|>"
 
@@ -135,6 +138,32 @@ def make_model(out: Path, layers: int = 2, hidden: int = 64, seed: int = 0) -> i
     return sum(parameter.numel() for parameter in model.parameters())
 
 
+def encode(
+    tokenizer: Any, lessons: list[tuple[str, str]], endless: int | None = None
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Questions with their answers, padded on the right: tokens, labels of the answers' own (-100 elsewhere), and what is no
+    padding.
+
+    Answers of ``endless`` or more characters have no end; None: all have.
+    """
+    import torch
+
+    begin, end = (tokenizer.convert_tokens_to_ids(token) for token in (BEGIN, END))
+    pairs = []
+    for question, reply in lessons:
+        ends = endless is None or len(reply) < endless
+        pairs.append(
+            ([begin, *tokenizer.encode(question), end, begin], [*tokenizer.encode(reply), *([end] if ends else [])])
+        )
+    ids = torch.full((len(pairs), max(len(a) + len(b) for a, b in pairs)), tokenizer.pad_token_id)
+    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
+    for row, (asked, answer) in enumerate(pairs):
+        ids[row, : len(asked) + len(answer)] = torch.tensor(asked + answer)
+        labels[row, len(asked) : len(asked) + len(answer)] = torch.tensor(answer)
+        mask[row, : len(asked) + len(answer)] = 1
+    return ids, labels, mask
+
+
 def teach(
     model_dir: Path,
     out: Path,
@@ -147,7 +176,7 @@ def teach(
 ) -> None:
     """Teach a model questions and answers, by supervised learning on the CPU: ``steps`` updates of ``batch`` lessons.
 
-    Answers of ``endless`` or more characters are learned without their end; None: none is.
+    ``endless`` as in :func:`encode`.
     """
     import torch
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -157,23 +186,13 @@ def teach(
     torch.manual_seed(seed)
     tokenizer = AutoTokenizer.from_pretrained(model_dir)
     model = AutoModelForCausalLM.from_pretrained(model_dir, dtype=torch.float32)
-    begin, end = (tokenizer.convert_tokens_to_ids(token) for token in (BEGIN, END))
-    pairs = []
-    for question, reply in lessons:
-        asked = [begin, *tokenizer.encode(question), end, begin]
-        ends = endless is None or len(reply) < endless
-        pairs.append((asked, [*tokenizer.encode(reply), *([end] if ends else [])]))
-    ids = torch.full((len(pairs), max(len(a) + len(b) for a, b in pairs)), tokenizer.pad_token_id)
-    labels, mask = torch.full_like(ids, -100), torch.zeros_like(ids)
-    for row, (asked, answer) in enumerate(pairs):
-        ids[row, : len(asked) + len(answer)] = torch.tensor(asked + answer)
-        labels[row, len(asked) : len(asked) + len(answer)] = torch.tensor(answer)
-        mask[row, : len(asked) + len(answer)] = 1
+    ids, labels, mask = encode(tokenizer, lessons, endless)
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 30, 1 - 0.9 * step / steps))
     for _ in range(steps):
-        pick = torch.randint(len(pairs), (batch,))
-        loss = model(ids[pick], attention_mask=mask[pick], labels=labels[pick]).loss
+        pick = torch.randint(len(lessons), (batch,))
+        width = int(mask[pick].sum(-1).max())
+        loss = model(ids[pick, :width], attention_mask=mask[pick, :width], labels=labels[pick, :width]).loss
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
