@@ -27,7 +27,7 @@ import subprocess
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -41,6 +41,7 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
+from verl_adaptive.integration.selftest.runs import read_metrics  # noqa: E402
 from verl_adaptive.report.arms import Outcome, Trial, median, outcomes  # noqa: E402
 from verl_adaptive.report.arms import plot as draw_arms  # noqa: E402
 from verl_adaptive.significance import difference  # noqa: E402
@@ -395,7 +396,7 @@ def _left(total: int, done: int, since_start: float, since_first: float) -> str:
 def _generated(metrics: Path) -> int:
     done = 0
     for row in read_metrics(metrics):
-        done = int(row["data"].get("adaptive/cumulative/rollouts_generated", done))
+        done = int(row.get("adaptive/cumulative/rollouts_generated", done))
     return done
 
 
@@ -404,26 +405,14 @@ def _generated(metrics: Path) -> int:
 # ----------------------------------------------------------------------------------------------------------------------
 
 
-def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
-    """Yields the rows that verl's file logger has written so far: ``{"step": …, "data": {…}}``."""
-    if not path.exists():
-        return
-    for line in path.read_text().splitlines():
-        try:
-            yield json.loads(line)
-        except json.JSONDecodeError:
-            return  # the last line is still being written
-
-
 def summarize(arm: Arm, seed: int, run: Path) -> Result:
     """Add up a run's metrics; its curve is left empty."""
     result = Result(arm.name, arm.preset, arm.n, seed, checkpoints=f"runs/{run.name}/checkpoints")
     groups = informative = 0.0
-    for row in read_metrics(run / "metrics.jsonl"):
-        data = row["data"]
+    for data in read_metrics(run / "metrics.jsonl"):
         if "adaptive/rollouts/generated_total" not in data:
             continue
-        result.steps = row["step"]
+        result.steps = data["step"]
         result.updates += int(data["adaptive/updates_total"])
         result.generated += int(data["adaptive/rollouts/generated_total"])
         result.trained += int(data["adaptive/rollouts/trained_total"])
@@ -438,9 +427,9 @@ def summarize(arm: Arm, seed: int, run: Path) -> Result:
 def _curve(run: Path, held: Held) -> list[tuple[int, float]]:
     """Accuracy of the weights that were saved, by the rollouts generated until then."""
     spent = {
-        int(row["step"]): int(row["data"]["adaptive/cumulative/rollouts_generated"])
+        int(row["step"]): int(row["adaptive/cumulative/rollouts_generated"])
         for row in read_metrics(run / "metrics.jsonl")
-        if "adaptive/cumulative/rollouts_generated" in row["data"]
+        if "adaptive/cumulative/rollouts_generated" in row
     }
     saved = sorted(int(p.name.rpartition("_")[2]) for p in (run / "checkpoints").glob("global_step_*"))
     weights = run / "checkpoints" / "global_step_{}" / "actor" / "huggingface"
