@@ -6,7 +6,7 @@ an oracle that knows the true pass rates run beside them.
 examples:
   verl-adaptive simulate
   verl-adaptive simulate --preset greso --preset "greso adaptive.sampler.p_easy=0.3" --pool hard
-  verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json simulated.json
+  verl-adaptive simulate --trace checkpoints/project/experiment --batch 128 --n 16 --json
   verl-adaptive simulate --trace evaluation.parquet --pool mixed:spill=0.1 --budget 200000
   verl-adaptive simulate --preset "grpo adaptive/sampler=custom adaptive.sampler.name=my_parts.py:Mine"
   verl-adaptive simulate --clock --batch 128 --n 16 --steps 50
@@ -22,7 +22,6 @@ the trace where it knows them.
 from __future__ import annotations
 
 import argparse
-import json
 import math
 import shlex
 import sys
@@ -30,14 +29,13 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, replace
 from multiprocessing import get_context
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn, TimeRemainingColumn
 
 from verl_adaptive import __version__
-from verl_adaptive.commands.arguments import count, finite, refuse_overwrite
+from verl_adaptive.commands.arguments import add_json_option, count, finite
 from verl_adaptive.commands.output import console, facts, note, print_json, table
 from verl_adaptive.config import check
 from verl_adaptive.errors import AdaptiveError, ConfigError
@@ -60,8 +58,7 @@ from verl_adaptive.simulate import (
 )
 from verl_adaptive.simulate.equal_budget import check_task
 from verl_adaptive.simulate.merit import merits
-from verl_adaptive.stats.atomic import write_file
-from verl_adaptive.text import clean, counted, number, plain, share
+from verl_adaptive.text import clean, counted, number, share
 
 #: Columns of the tables: heading, key of the summary, and what it is where the heading does not say it.
 _SPENT = (
@@ -163,14 +160,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
     timed.add_argument("--clock", action="store_true", help="count seconds; verl's own filter_groups runs beside")
     for name, (kind, unit, default, _, about) in _CLOCK_OPTIONS.items():
         timed.add_argument(f"--{name}", metavar=unit, type=kind, help=f"{about} (default: {default:g})")
-    parser.add_argument("--json", metavar="OUT", help="all rows and the summary to a file; - for standard output")
-    parser.add_argument("--overwrite", action="store_true", help="replace OUT if it exists")
+    add_json_option(parser)
     parser.add_argument("overrides", metavar="OVERRIDE", nargs="*", help="adaptive.<key>=<value>, for every --preset")
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.json and args.json != "-":
-        refuse_overwrite(args.json, args.overwrite)
     made = _tasks(args)
     rows = list(_rows(made, args.jobs))
     summary = summarise(rows)
@@ -180,11 +174,9 @@ def run(args: argparse.Namespace) -> int:
     said = found.answer()
     about, limits = _about(made[0], args), CLOCK_LIMITS if args.clock else LIMITS
     whole = {**about, "answer": said, "merit": found.name, "limits": limits, "summary": summary, "rows": rows}
-    if args.json == "-":
+    if args.json:
         print_json(whole)
         return 0
-    if args.json:
-        _write(args.json, whole)
     entries = {entry["preset"]: entry for entry in summary}
     _print(about, [entries[preset] for preset in found.ranked(entries)], limits, found.name, said)
     return 0
@@ -329,11 +321,6 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
             "note": trace.note,
         }
     return out
-
-
-def _write(path: str, data: dict[str, Any]) -> None:
-    text = json.dumps(plain(data), indent=1) + "\n"
-    write_file(Path(path), lambda file: file.write(text.encode()))
 
 
 def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, merit: str, said: str) -> None:
