@@ -67,6 +67,19 @@ def test_a_warm_start_visits_nothing() -> None:
     assert metrics["adaptive/pass_rate/started_hard"] == metrics["adaptive/pass_rate/generated_mean"] > 0
 
 
+def test_prompts_started_hard_or_easy_are_those_that_the_report_calls_so() -> None:
+    engine, world = make_engine(batch=4, n=4, M=4, p=np.full(4, 0.5))
+    run_step(engine, world, 1)
+    engine.table.col("first_rate")[engine.pool] = [0.2, 0.25, 0.75, 0.8]
+    engine.table.col("last_rate")[engine.pool] = [0.125, 0.25, 0.5, 1.0]
+    found = step_metrics._forgetting(engine)
+    assert {name.rpartition("_")[2]: value for name, value in found.items()} == {
+        "hard": 0.125,
+        "middle": 0.375,
+        "easy": 1.0,
+    }
+
+
 def test_a_step_without_rollouts_has_a_line() -> None:
     names = ("groups/trained_total", "groups/finished_total", "groups/informative_total")
     names += ("pass_rate/generated_mean",)

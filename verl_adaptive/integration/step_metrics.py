@@ -19,7 +19,7 @@ from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
 from verl_adaptive.integration.facts import image_note
 from verl_adaptive.integration.layout import Layout
-from verl_adaptive.stats.visits import kind_of
+from verl_adaptive.stats.visits import difficulty, kind_of
 from verl_adaptive.text import counted
 
 logger = logging.getLogger(__name__)
@@ -179,12 +179,8 @@ def _forgetting(engine: Engine) -> dict[str, float]:
     first, last = engine.table.col("first_rate")[engine.pool], engine.table.col("last_rate")[engine.pool]
     visited = ~np.isnan(first) & _visited(engine)
     out = {}
-    for name, chosen in (
-        ("hard", visited & (first <= 0.25)),
-        ("middle", visited & (first > 0.25) & (first < 0.75)),
-        ("easy", visited & (first >= 0.75)),
-    ):
-        if chosen.any():
+    for place, name in enumerate(("hard", "middle", "easy")):
+        if (chosen := visited & (difficulty(first) == place)).any():
             out[f"adaptive/pass_rate/started_{name}"] = float(last[chosen].mean())
     return out
 

@@ -9,13 +9,14 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.arms import names_of
-from verl_adaptive.report.course import History, difficulty
+from verl_adaptive.report.course import History
 from verl_adaptive.report.findings import findings
 from verl_adaptive.report.judge import Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.dataset import conflicts
+from verl_adaptive.stats.visits import difficulty
 
 
 @dataclass

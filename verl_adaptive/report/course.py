@@ -15,7 +15,7 @@ from verl_adaptive.report.judge import Hearing
 from verl_adaptive.report.overview import BINS, bins_of
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window
-from verl_adaptive.stats.visits import by_prompt
+from verl_adaptive.stats.visits import by_prompt, difficulty
 
 #: Points of a curve; more would not be seen.
 POINTS = 120
@@ -30,13 +30,7 @@ SUMS = ("groups", "judged", "rollouts", "successes", "reward", "known", "clipped
 
 CLASSES = ("all wrong", "hard", "middle", "easy", "all right", "failed")
 
-
 _NEVER = np.iinfo(np.int64).max
-
-
-def difficulty(rate: np.ndarray) -> np.ndarray:
-    """int64: of pass rates, 0 hard (below 0.25), 1 middle, 2 easy (above 0.75)."""
-    return np.where(rate < 0.25, 0, np.where(rate <= 0.75, 1, 2))
 
 
 class History:

@@ -90,6 +90,11 @@ def kind_of(flat: np.ndarray, pass_rate: np.ndarray) -> np.ndarray:
     return np.where(flat, np.where(pass_rate > 0.5, 1, -1), 0)
 
 
+def difficulty(rate: np.ndarray) -> np.ndarray:
+    """int64: of pass rates, 0 hard (below 0.25), 1 middle, 2 easy (above 0.75)."""
+    return np.where(rate < 0.25, 0, np.where(rate <= 0.75, 1, 2))
+
+
 def extend_streaks(streak: np.ndarray, kind: np.ndarray, rows: np.ndarray, now: np.ndarray) -> None:
     """Count one visit of each prompt towards its trailing run of visits of one kind, in place.
 
