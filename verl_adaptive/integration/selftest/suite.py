@@ -30,8 +30,9 @@ from verl_adaptive.integration.guard import not_loaded, other_plugins
 from verl_adaptive.integration.selftest import verdicts
 from verl_adaptive.integration.selftest.runs import ProcessRun
 from verl_adaptive.integration.selftest.runs import train as _train
+from verl_adaptive.simulate.presets import preset_names
 
-PRESETS = ("grpo", "greso", "dapo", "aero", "cero", "pilot_commit", "solo", "spo", "sao")
+PRESETS = tuple(preset_names())
 PLAIN = "plain verl"
 STEPS = 3
 #: The run that is killed: after so many steps, its checkpoints every so many, its length.
