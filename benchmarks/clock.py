@@ -31,6 +31,7 @@ from verl_adaptive.simulate import (
     run_task,
 )
 from verl_adaptive.simulate.clock import Clock, Timing
+from verl_adaptive.simulate.equal_budget import BASELINE, by_preset, to_baseline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "clock.json"
 
@@ -150,17 +151,12 @@ def shares(rows: Sequence[dict[str, Any]], block: str) -> dict[str, dict[str, An
 
 def to_pool(rows: Sequence[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     """Seconds to where GRPO's pool ended, of GRPO's, in the block that learns; None: no seed got there."""
-    by = {(row["preset"], row["seed"]): row["course"] for row in rows if row["block"] == "mixed"}
+    by = by_preset([{**row, "learns": True} for row in rows if row["block"] == "mixed"])
     out = {}
     for preset in policies():
-        seeds = [seed for name, seed in by if name == preset and ("grpo", seed) in by]
-        shares_ = []
-        for base, ours in ((by["grpo", seed], by[preset, seed]) for seed in seeds):
-            there, here = (next((s for s, rate in course if rate >= base[-1][1]), None) for course in (base, ours))
-            if here is not None:
-                shares_.append(here / there)
-        if seeds:
-            out[preset] = {"to_grpo": round(float(np.mean(shares_)), 4) if shares_ else None, "seeds": len(seeds)}
+        if seeds := set(by.get(preset, ())) & set(by.get(BASELINE, ())):
+            reached = to_baseline(by, preset)
+            out[preset] = {"to_grpo": round(float(np.mean(reached)), 4) if reached else None, "seeds": len(seeds)}
     return out
 
 

@@ -204,7 +204,7 @@ def summarise(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
         if all("time" in run for run in runs.values()):
             for key in ("time", "time_per_informative"):
                 entry[f"{key}_ratio"], entry[f"{key}_ratio_half"] = _ratio(by, preset, key)
-            reached = _to_baseline(by, preset)
+            reached = to_baseline(by, preset)
             entry["to_baseline"], entry["to_baseline_half"] = mean_of(reached) if reached else (None, None)
             entry["to_baseline_seeds"] = len(reached)
         entry["ended"] = sorted({run["ended"] for run in runs.values()})
@@ -243,7 +243,7 @@ def _ratio(by: dict, preset: str, key: str) -> tuple[float | None, float | None]
     return mean_of(found[0] / found[1]) if found and found[1].all() else (None, None)
 
 
-def _to_baseline(by: dict, preset: str) -> list[float]:
+def to_baseline(by: dict[str, dict[int, dict[str, Any]]], preset: str) -> list[float]:
     """Time to GRPO's final pool, of GRPO's own, in the seeds in which both have a pool that learns and get there."""
     out = []
     for seed, run in by[preset].items():
