@@ -19,6 +19,7 @@ from typing import Any, NoReturn
 import numpy as np
 
 from verl_adaptive.significance import t95
+from verl_adaptive.stats.atomic import write_file
 
 
 class Parser(argparse.ArgumentParser):
@@ -223,9 +224,7 @@ def machine() -> dict[str, Any]:
 def write_whole(path: Path, text: str) -> None:
     """Write a file; the old one stays until the new one is complete."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    temporary = path.with_name(path.name + ".tmp")
-    temporary.write_text(text)
-    temporary.replace(path)
+    write_file(path, lambda file: file.write(text.encode()))
 
 
 def key_of(row: Mapping[str, Any]) -> Key:

@@ -35,7 +35,7 @@ from verl_adaptive.integration.layout import PAD, plan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Pick, Sampler
-from verl_adaptive.simulate.learning import group_relative
+from verl_adaptive.simulate.learning import advantages
 from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.stats.keys import KEY_DTYPE, key_hex
 from verl_adaptive.stats.table import StatsTable
@@ -244,14 +244,9 @@ class Run:
         made = [part for submission in groups.submission.tolist() for part in self._made[submission]]
         response, old = torch.cat([r for r, _ in made]), torch.cat([log_prob for _, log_prob in made])
         home = groups.group_of
-        advantage = np.zeros(len(home))
-        estimate = self.engine.policy.advantage
+        advantage = advantages(result, self.engine.policy)[here]
         if self.cell.preset.startswith(REINFORCE):
             advantage[trains] = whitened(groups.reward[trains])
-        elif estimate.estimator is None:
-            advantage[trains] = group_relative(groups.reward[trains], home[trains], len(groups))
-        else:
-            advantage[trains] = estimate.compute(groups.reward[trains], home[trains], groups)
         self.cell.greatest = max(self.cell.greatest, round(float(np.abs(advantage).max()), 3))
         rows = np.flatnonzero(trains | zero_row)  # rows that the filter rejected are in no denominator
         layout = plan(
