@@ -146,12 +146,11 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     (never,) = run.prompts.values("key", run.prompts.where("successes == 0"))
     text = run.texts({never})[never]
     assert (text.text, text.answer, text.said.answers) == ("user: what is 0?", "0", "7 100%")
-    for words in (["report", str(folder)], ["report", "--rollouts", str(folder)]):
-        assert main([*words, "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
-        page = (tmp_path / "r.html").read_text()
-        assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
-        assert ">tokens</th>" not in page  # they are not written down: not 0
-        assert "trained and dropped" not in page and listed(page)[:2] == ["key", "expected"]
+    assert main(["report", str(folder), "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
+    page = (tmp_path / "r.html").read_text()
+    assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
+    assert ">tokens</th>" not in page  # they are not written down: not 0
+    assert "trained and dropped" not in page and listed(page)[:2] == ["key", "expected"]
     rows = [
         {"data_source": "sums", "prompt": f"what is {i}?", "reward_model": {"ground_truth": str(i)}} for i in range(3)
     ]
@@ -168,7 +167,7 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert keys_of(kept)[0].tolist() == dataset_keys(rows)[1:].tolist()
     with pytest.raises(StoreError, match=r"verl's rollouts, which do not say .*; give a run's checkpoints"):
         warm_start(StatsTable(), folder, discount=0.5)
-    words = ["report", "--rollouts", str(folder), "--data", data, "-o", str(tmp_path / "r.html"), "--tries", "8"]
+    words = ["report", str(folder), "--data", data, "-o", str(tmp_path / "r.html"), "--tries", "8"]
     assert main(words) == 0 and listed((tmp_path / "r.html").read_text())[:3] == ["row", "key", "source"]
     assert main(["stats", str(folder), "--where", "successes == 0"]) == 0
     assert "what is 0?" in capsys.readouterr().out and main(["report"]) == 2

@@ -4,11 +4,11 @@ examples:
   verl-adaptive report checkpoints/project/experiment -o report.html
   verl-adaptive report checkpoints/project/greso -o report.html --data train.parquet --against checkpoints/project/grpo
   verl-adaptive report checkpoints/project/greso -o report.html --against "checkpoints/project/*"
-  verl-adaptive report --rollouts rollouts -o report.html
+  verl-adaptive report rollouts -o report.html
 
 Prompt texts are left out unless --data names the training set; it also finds questions with different answers. With it,
-the answers of listed prompts come from verl's trainer.rollout_data_dir, if the run had one. Such a folder alone has a report, too,
-of any verl run: prompts, lists, answers, and the course of what trained.
+the answers of listed prompts come from verl's trainer.rollout_data_dir, if the run had one. As RUN such a folder, of any verl
+run, has a report, too: prompts, lists, answers, and the course of what trained.
 """
 
 from __future__ import annotations
@@ -37,8 +37,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "store",
         metavar="RUN",
-        nargs="?",
-        help="a store, as for `stats`; a journal has the most to show. Without it, --rollouts: of a run without this plugin",
+        help="a store, as for `stats`; a journal has the most to show",
     )
     parser.add_argument(
         "-o",
@@ -113,10 +112,6 @@ def _refuse_other_files(path: str) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.store is None and args.rollouts is None:
-        raise UsageError("name a RUN, or verl's rollouts with --rollouts DIR")
-    if args.store is None:
-        args.store, args.rollouts = args.rollouts, None
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
     opened = open_run(args.store, identity=identity_from(args))
