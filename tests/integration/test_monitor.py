@@ -15,7 +15,8 @@ from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import monitor
 from verl_adaptive.integration.rewards import read_rewards
-from verl_adaptive.integration.tables import COLUMNS, lists_now
+from verl_adaptive.integration.tables import lists_now
+from verl_adaptive.report.lists import COLUMNS
 from verl_adaptive.stats.state import join_state, split_state
 
 

@@ -38,7 +38,7 @@ from verl_adaptive.commands.output import console, facts, key_digits, note, note
 from verl_adaptive.errors import AdaptiveError, UsageError
 from verl_adaptive.ledger import Account
 from verl_adaptive.report.judge import hear
-from verl_adaptive.report.lists import lists_of
+from verl_adaptive.report.lists import COLUMNS, lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
@@ -47,7 +47,6 @@ from verl_adaptive.text import cell, clean, counted, number, share
 
 #: Lists of the report that people ask for first, and their further columns.
 _FIRST: dict[str, list[str]] = {"Never solved": [], "Flip-flopping": ["flips"]}
-_LISTED = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -154,7 +153,7 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         known = {each.title: each.rows for each in lists_of(prompts, args.tries, 0)}
         lists, found = {title: (known[title], extra) for title, extra in _FIRST.items() if title in known}, ""
     shown = {
-        name: prompts.records(dict.fromkeys([*_LISTED, *extra]), rows[:limit]) for name, (rows, extra) in lists.items()
+        name: prompts.records(dict.fromkeys([*COLUMNS, *extra]), rows[:limit]) for name, (rows, extra) in lists.items()
     }
     if args.data or opened.kind == "rollouts":
         _add_texts(shown, opened, args)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from verl_adaptive.report.lists import lists_of
+from verl_adaptive.report.lists import COLUMNS, lists_of
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.text import clean
@@ -13,7 +13,6 @@ from verl_adaptive.text import clean
 LIMIT = 50
 #: Rollouts without a success from which a prompt counts as never solved, as in the report.
 TRIES = 16
-COLUMNS = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 #: Backends of verl's logger that have a form for them.
 WANDB, TENSORBOARD = ("wandb", "vemlp_wandb"), "tensorboard"
 

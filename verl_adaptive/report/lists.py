@@ -11,6 +11,8 @@ from verl_adaptive.report.judge import FLIPPING, REGRESSED, SUSPECTED, never_sol
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.prompts import Prompts
 
+#: Columns of every list where there is no room for more: a terminal's, a logger's.
+COLUMNS = ("key", "source", "visits", "rollouts", "pass_rate", "first_rate", "last_rate", "last_step")
 _SHOWN = ("key", "source", "visits", "rollouts", "pass_rate", "last_step")
 
 
