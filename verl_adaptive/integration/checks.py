@@ -109,16 +109,39 @@ def _check_old_rewards(config: Any) -> None:
 
 
 def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
-    """Refuse settings under which the policy cannot work: ConfigError with the key, its value and what to write instead."""
+    """Refuse settings under which the policy cannot work: ConfigError with the key, its value and what to write instead.
+
+    Of several, the first in this order.
+    """
     check_counts(config)
     _check_old_rewards(config)
-    rollout, estimator = config.actor_rollout_ref.rollout, config.algorithm.adv_estimator
+    _check_trainer(config)
+    _check_group_size(config, adaptive, policy)
+    _check_replaced(config)
+    _check_name(config, adaptive, policy)
+    _check_resume(config)
+    _check_mode(config, adaptive, policy)
+    _check_servers(config, policy)
+    _check_reward_model(config, adaptive, policy)
+    _check_recorded(config)
+    _check_thinning(config, policy)
+    _check_estimator(config, adaptive, policy)
+    _check_lone_row(config, policy)
+    _check_fetch(config, policy)
+    _check_log_probs(config)
+    _check_critic(config)
+    _check_minibatches(config)
+
+
+def _check_trainer(config: Any) -> None:
+    """A mode that verl's V1 trainers have, and an estimator that they hand what it asks for."""
     check(
         mode_of(config) in MODES,
         "trainer.v1.trainer_mode",
         config.trainer.v1.trainer_mode,
         f"must be one of {', '.join(MODES)}",
     )
+    estimator = config.algorithm.adv_estimator
     check(
         not (lacking := _ASKS.get(str(estimator))),
         "algorithm.adv_estimator",
@@ -126,8 +149,11 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         f"asks for {lacking}, which verl's V1 trainers do not hand to it: with a preset or without, the run would end when its "
         f"first step has generated; take grpo, or {estimator} without a preset and with trainer.use_v1=false",
     )
-    _check_group_size(rollout.n, str(estimator), adaptive, policy)
-    groups = config.algorithm.get("filter_groups", None)
+
+
+def _check_replaced(config: Any) -> None:
+    """What verl has for what the policy does: dynamic sampling, refilling, another replay buffer."""
+    groups, sampler = config.algorithm.get("filter_groups", None), config.trainer.v1.sampler
     metric = "reward" if groups is None else groups.get("metric")
     measured = "" if metric in (None, "reward") else f" with adaptive.signal={metric}"
     check(
@@ -136,7 +162,6 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         True,
         f"the adaptive filter does this: leave it false, and choose +adaptive=dapo{measured} for dynamic sampling",
     )
-    sampler = config.trainer.v1.sampler
     check(
         not sampler.get("sync_refill_failed_groups", False) or mode_of(config) != "sync",
         "trainer.v1.sampler.sync_refill_failed_groups",
@@ -144,28 +169,38 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "adaptive.refill does this, for groups below adaptive.min_sessions (where every group trains, from a tenth of a batch "
         "on); leave it false",
     )
-    custom = sampler.custom_sampler
+    buffer = sampler.custom_sampler.path
     check(
-        custom.path in (None, _OUR_BUFFER),
+        buffer in (None, _OUR_BUFFER),
         "trainer.v1.sampler.custom_sampler.path",
-        custom.path,
+        buffer,
         "an adaptive preset brings its own replay buffer; leave the key out, and write a filter instead "
         "(docs/custom_parts.md)",
     )
-    chosen = custom.path is not None or tuple(part.name for part in policy) != _PLAIN or adaptive.name == "grpo"
+
+
+def _check_name(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """A preset's name where no preset was chosen."""
+    preset = config.trainer.v1.sampler.custom_sampler.path is not None
+    chosen = preset or tuple(part.name for part in policy) != _PLAIN or adaptive.name == "grpo"
     check(
         chosen or not is_preset(adaptive.name),
         "adaptive.name",
         adaptive.name,
         f"is a name for people and chooses no part: this run would be plain GRPO. Write +adaptive={adaptive.name}",
     )
+
+
+def _check_resume(config: Any) -> None:
+    """What verl could not resume from."""
+    data, saves = config.data, config.trainer.save_freq > 0
     check(
-        config.trainer.save_freq <= 0 or not (config.actor_rollout_ref.actor.get("checkpoint") or {}).get("async_save"),
+        not saves or not (config.actor_rollout_ref.actor.get("checkpoint") or {}).get("async_save"),
         "actor_rollout_ref.actor.checkpoint.async_save",
         True,
         "verl's V1 trainers never complete an asynchronous checkpoint, so no run could be resumed from one; leave it false",
     )
-    data, resumable = config.data, config.trainer.save_freq > 0 and config.trainer.resume_mode != "disable"
+    resumable = saves and config.trainer.resume_mode != "disable"
     check(  # verl draws them with a generator of no seed
         not resumable or data.get("seed") is not None or data.get("train_max_samples", -1) <= 0 or not data.shuffle,
         "data.train_max_samples",
@@ -173,15 +208,19 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         "every start draws other prompts while data.seed is null, so no checkpoint could be resumed; set data.seed=1, or "
         "data.shuffle=false to take the first ones",
     )
-    _check_mode(config, adaptive, policy)
-    _check_servers(config, policy)
-    _check_reward_model(config, adaptive, policy)
+
+
+def _check_recorded(config: Any) -> None:
     check(
         not config.skip.rollout_tq.enable,
         "skip.rollout_tq.enable",
         True,
         "recorded rollouts bypass the policy; set it to false",
     )
+
+
+def _check_thinning(config: Any, policy: Policy) -> None:
+    """Thinning leaves rows out, where the loss may act on every one."""
     thin = policy.advantage.option("thin")
     check(
         not thin or not why_not_skip_zero(config),
@@ -189,92 +228,40 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
         thin,
         f"leaves rows out of training, but {why_not_skip_zero(config)}; set it to 0",
     )
-    own = policy.advantage.estimator
-    if own is not None:
-        check(  # GRPO is what everybody's command line says, and ours what a preset does: the part that is chosen replaces it
-            estimator == "grpo" or str(estimator).startswith("adaptive_"),
+
+
+def _check_estimator(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """Two estimators, verl's and the policy's own; and what verl's would do with the reward, and the own would not."""
+    advantage, algorithm = policy.advantage, config.algorithm
+    own, estimator = advantage.estimator, algorithm.adv_estimator
+    if own is None:
+        check(
+            not str(estimator).startswith("adaptive_"),
             "algorithm.adv_estimator",
             estimator,
-            f"adaptive/advantage={policy.advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out"
-            + (
-                ""
-                if estimator == own
-                else f", or take {_CRITIC}"
-                if str(estimator) == "gae" and not policy.advantage.needs_groups
-                else f", or, to keep {estimator}, {_keeping(str(estimator), rollout.n, adaptive, policy)}"
-            ),
+            f"is not of adaptive/advantage={advantage.name}; choose the matching adaptive/advantage, or grpo",
         )
-        check(
-            not has_critic(config),
-            "critic.enable",
-            True,
-            f"adaptive/advantage={policy.advantage.name} has no use for a critic; take "
-            + ("adaptive/advantage=verl with gae" if policy.advantage.needs_groups else _CRITIC),
-        )
-        _check_advantage(config, policy)
-    elif str(estimator).startswith("adaptive_"):
-        hint = f"is not of adaptive/advantage={policy.advantage.name}; choose the matching adaptive/advantage, or grpo"
-        check(False, "algorithm.adv_estimator", estimator, hint)
-    check(  # what the whole group implies for its one row (integration/rows.py) is of rewards: the others have no penalty
-        not policy.filter.may_leave_one
-        or not config.algorithm.get("use_kl_in_reward", False)
-        or own is not None
-        or estimator not in GROUP_RELATIVE,
-        _keep_degenerate_key(policy),
-        1,
-        f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {estimator} has no other to compare "
-        "with: it would train on nothing; use 0, or 2 or more",
-    )
-    _check_fetch(config, policy)
-    correction = config.algorithm.get("rollout_correction") or {}
-    bypass = correction.get("bypass_mode", False)
-    asked = [name for name in ("rollout_is", "rollout_rs") if correction.get(name) is not None]
-    check(
-        rollout.calculate_log_probs or not (bypass or asked),
-        "actor_rollout_ref.rollout.calculate_log_probs",
-        False,
-        "algorithm.rollout_correction.bypass_mode=true trains with the rollout's own log-probabilities, and the run would end when "
-        "its first step has generated; set it to true"
-        if bypass
-        else f"algorithm.rollout_correction.{' and '.join(asked)} would be off, and nothing would say so: verl corrects by the "
-        "rollout's own log-probabilities; set it to true",
+        return
+    if estimator == own:
+        instead = ""
+    elif str(estimator) == "gae" and not advantage.needs_groups:
+        instead = f", or take {_CRITIC}"
+    else:
+        keeping = _keeping(str(estimator), config.actor_rollout_ref.rollout.n, adaptive, policy)
+        instead = f", or, to keep {estimator}, {keeping}"
+    check(  # GRPO is what everybody's command line says, and ours what a preset does: the part that is chosen replaces it
+        estimator == "grpo" or str(estimator).startswith("adaptive_"),
+        "algorithm.adv_estimator",
+        estimator,
+        f"adaptive/advantage={advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out{instead}",
     )
     check(
-        estimator != "gae" or has_critic(config),
+        not has_critic(config),
         "critic.enable",
-        False,
-        "algorithm.adv_estimator=gae takes the values of a critic, and the run would end when its first step has generated; leave it "
-        "out, or write algorithm.adv_estimator=grpo",
+        True,
+        f"adaptive/advantage={advantage.name} has no use for a critic; take "
+        + ("adaptive/advantage=verl with gae" if advantage.needs_groups else _CRITIC),
     )
-    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    parts = 1
-    if mode_of(config) != "sync":
-        parts = async_of(config).parts
-        check(
-            batch % parts == 0,
-            f"trainer.v1.{mode_of(config)}.parameter_sync_step",
-            parts,
-            f"must divide data.train_batch_size={batch}",
-        )
-    check(
-        (batch // parts) % mini == 0,
-        "actor_rollout_ref.actor.ppo_mini_batch_size",
-        mini,
-        f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}="
-        f"{batch // parts}, so that a step is a whole number of updates",
-    )
-    if has_critic(config):
-        check(
-            (batch // parts) % config.critic.ppo_mini_batch_size == 0,
-            "critic.ppo_mini_batch_size",
-            config.critic.ppo_mini_batch_size,
-            f"must divide {batch // parts}, the prompts of an update's batch",
-        )
-
-
-def _check_advantage(config: Any, policy: Policy) -> None:
-    """What verl's estimator would do with the reward, and the policy's own would not."""
-    advantage, algorithm = policy.advantage, config.algorithm
     check(
         advantage.takes_penalties or not algorithm.get("use_kl_in_reward", False),
         "algorithm.use_kl_in_reward",
@@ -289,6 +276,77 @@ def _check_advantage(config: Any, policy: Policy) -> None:
         f"algorithm.norm_adv_by_std_in_grpo=false acts on verl's own estimator, and adaptive/advantage={advantage.name} "
         "takes its place; write adaptive.advantage.norm_by_std=false as well",
     )
+
+
+def _check_lone_row(config: Any, policy: Policy) -> None:
+    """A rollout that trains alone in its group: what the others imply for it (integration/rows.py) is of rewards, not penalties."""
+    algorithm = config.algorithm
+    check(
+        not policy.filter.may_leave_one
+        or not algorithm.get("use_kl_in_reward", False)
+        or policy.advantage.estimator is not None
+        or algorithm.adv_estimator not in GROUP_RELATIVE,
+        _keep_degenerate_key(policy),
+        1,
+        f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {algorithm.adv_estimator} has no other "
+        "to compare with: it would train on nothing; use 0, or 2 or more",
+    )
+
+
+def _check_log_probs(config: Any) -> None:
+    """The rollout's own log-probabilities, where verl's correction of rollouts takes them."""
+    correction = config.algorithm.get("rollout_correction") or {}
+    bypass = correction.get("bypass_mode", False)
+    asked = [name for name in ("rollout_is", "rollout_rs") if correction.get(name) is not None]
+    check(
+        config.actor_rollout_ref.rollout.calculate_log_probs or not (bypass or asked),
+        "actor_rollout_ref.rollout.calculate_log_probs",
+        False,
+        "algorithm.rollout_correction.bypass_mode=true trains with the rollout's own log-probabilities, and the run would end when "
+        "its first step has generated; set it to true"
+        if bypass
+        else f"algorithm.rollout_correction.{' and '.join(asked)} would be off, and nothing would say so: verl corrects by the "
+        "rollout's own log-probabilities; set it to true",
+    )
+
+
+def _check_critic(config: Any) -> None:
+    check(
+        config.algorithm.adv_estimator != "gae" or has_critic(config),
+        "critic.enable",
+        False,
+        "algorithm.adv_estimator=gae takes the values of a critic, and the run would end when its first step has generated; leave it "
+        "out, or write algorithm.adv_estimator=grpo",
+    )
+
+
+def _check_minibatches(config: Any) -> None:
+    """A step is a whole number of mini-steps, and each of these a whole number of updates."""
+    batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
+    parts = 1
+    if mode_of(config) != "sync":
+        parts = async_of(config).parts
+        check(
+            batch % parts == 0,
+            f"trainer.v1.{mode_of(config)}.parameter_sync_step",
+            parts,
+            f"must divide data.train_batch_size={batch}",
+        )
+    size = batch // parts
+    check(
+        size % mini == 0,
+        "actor_rollout_ref.actor.ppo_mini_batch_size",
+        mini,
+        f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}={size}, so that "
+        "a step is a whole number of updates",
+    )
+    if has_critic(config):
+        check(
+            size % config.critic.ppo_mini_batch_size == 0,
+            "critic.ppo_mini_batch_size",
+            config.critic.ppo_mini_batch_size,
+            f"must divide {size}, the prompts of an update's batch",
+        )
 
 
 def _check_reward_model(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
@@ -387,8 +445,9 @@ def _keeping(estimator: str, n: int, adaptive: AdaptiveConfig, policy: Policy) -
     return "choose adaptive/advantage=verl"
 
 
-def _check_group_size(n: int, estimator: str, adaptive: AdaptiveConfig, policy: Policy) -> None:
+def _check_group_size(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     """Refuse group size 1 unless nothing in the policy compares rollouts within a group."""
+    n, estimator = config.actor_rollout_ref.rollout.n, str(config.algorithm.adv_estimator)
     size, key = _group_size(n, policy)
     # GRPO as verl has it, or a baseline that needs no group; and nothing else that would look at a group's variance.
     advantage = policy.advantage
