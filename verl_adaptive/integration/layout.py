@@ -43,7 +43,8 @@ class Layout:
     """The physical order of a step's batch.
 
     Attributes:
-        order: int64, row numbers (``PAD`` for a padding row), for rank 0 chunk 0, rank 0 chunk 1, …, rank 1 chunk 0, …
+        order: int64, the sequence of each physical row (``PAD`` for a padding row), for rank 0 chunk 0, rank 0 chunk 1, …,
+            rank 1 chunk 0, …
         chunks: chunks a rank; a multiple of both numbers of updates.
         rows_per_chunk: physical rows of one chunk on one rank.
         updates: actor minibatches.

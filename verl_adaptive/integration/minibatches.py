@@ -66,21 +66,23 @@ class MinibatchMixin(_Trainer):
     def _balance_batch(
         self, batch: KVBatchMeta, metrics: dict, logging_prefix: str = "global_seqlen", keep_minibatch: bool = False
     ) -> KVBatchMeta:
-        """Lay the step's rows out in minibatches of groups; see :mod:`verl_adaptive.integration.layout`."""
+        """Lay the step's rows out in minibatches of groups; see :mod:`verl_adaptive.integration.layout`.
+
+        A *sequence* is numbered as in ``done.sequences``, those left out included; a *row* is one of the batch that is returned:
+        a sequence that trains, or padding.
+        """
         done = self.session.batch
         ranks = self._ranks()
         actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
         # of a mini-step; verl checks that it divides
         size = self.config.data.train_batch_size // self.parameter_sync_step
-        tags = dict(zip(batch.keys, batch.tags, strict=True))
-        lengths = [tags[key]["seq_len"] if trains else 0 for key, trains in done.sequences]
-        row_of = {key: i for i, key in enumerate(batch.keys)}
-        sequence_row = np.array([row_of.get(key, PAD) for key, _ in done.sequences], dtype=np.int64)
+        tag_of = dict(zip(batch.keys, batch.tags, strict=True))
+        length = np.array([tag_of[key]["seq_len"] if trains else 0 for key, trains in done.sequences], dtype=np.int64)
         passes = list(self._passes().values())
         lay_out = partial(
             plan,
             done.group,
-            np.array(lengths, dtype=np.int64),
+            length,
             done.zero_row_tokens,
             np.array([trains for _, trains in done.sequences], dtype=bool),
             ranks=ranks,
@@ -91,32 +93,31 @@ class MinibatchMixin(_Trainer):
             passes=passes,
         )
         layout = lay_out()
-        padding = self._padding_row(batch) if layout.padding or self.processor is not None else ({}, {})
-        if self.processor is not None and padding[0]["position_ids"].dim() > 1:
-            ranks_of = {one.ranks for one in passes}
-            layout = _uneven(layout, lay_out, np.array(lengths), padding[1]["seq_len"], ranks_of)
+        pad, pad_tag = self._padding_row(batch) if layout.padding or self.processor is not None else ({}, {})
+        if self.processor is not None and pad["position_ids"].dim() > 1:
+            layout = _uneven(layout, lay_out, length, pad_tag["seq_len"], {one.ranks for one in passes})
         self._now.layouts.append(layout)
         self._now.rows.append(done.rows)
-        real = layout.order != PAD
-        layout.order[real] = sequence_row[layout.order[real]]
-        pad_keys, pad_tags = self._padding(batch, layout.longer, *padding)
-        pads = iter(range(len(pad_keys)))
-        keys, new_tags = [], []
-        for row in layout.order.tolist():
-            at = next(pads) if row == PAD else row
-            keys.append((pad_keys if row == PAD else batch.keys)[at])
-            new_tags.append((pad_tags if row == PAD else batch.tags)[at])
-        self._carry_zero_rows(layout, keys, new_tags, batch.partition_id)
-        costs = torch.tensor([tag["seq_len"] for tag in new_tags], dtype=torch.int64).tolist()
+        pads = zip(*self._padding(batch, layout.longer, pad, pad_tag), strict=True)
+        keys, tags = [], []
+        for sequence in layout.order.tolist():
+            if sequence == PAD:
+                key, tag = next(pads)
+            else:
+                key, _ = done.sequences[sequence]
+                tag = tag_of[key]
+            keys.append(key)
+            tags.append(tag)
+        self._carry_zero_rows(layout, keys, tags, batch.partition_id)
         share = len(keys) // ranks
         metrics.update(
             log_seqlen_unbalance(
-                seqlen_list=costs,
+                seqlen_list=[int(tag["seq_len"]) for tag in tags],
                 partitions=[list(range(r * share, (r + 1) * share)) for r in range(ranks)],
                 prefix=logging_prefix,
             )
         )
-        return replace(batch, keys=keys, tags=new_tags)
+        return replace(batch, keys=keys, tags=tags)
 
     def _ranks(self, role: str = "actor") -> int:
         """Data-parallel ranks of a role, which may differ: sequence, tensor and pipeline parallelism are each one's own."""
@@ -277,25 +278,25 @@ class MinibatchMixin(_Trainer):
     def _mend_alone(self, partition_id: str, done: Batch) -> None:
         """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.alone`."""
         algorithm = self.config.algorithm
-        places, advantages = alone(
+        groups, advantages = alone(
             done.result,
             self.engine.policy.advantage,
             estimator=str(algorithm.adv_estimator),
             # verl tells it to grpo alone: grpo_vectorized divides whatever it says
             by_std=algorithm.get("norm_adv_by_std_in_grpo", True) or algorithm.adv_estimator != "grpo",
         )
-        if not len(places):
+        if not len(groups):
             return
-        value = dict(zip(places.tolist(), advantages.tolist(), strict=True))
-        rows = [
-            (key, value[place])
-            for (key, trains), place in zip(done.sequences, done.group.tolist(), strict=True)
-            if trains and place in value
-        ]
-        keys = [key for key, _ in rows]
+        advantage_of = dict(zip(groups.tolist(), advantages.tolist(), strict=True))
+        rows = {
+            key: advantage_of[group]
+            for (key, trains), group in zip(done.sequences, done.group.tolist(), strict=True)
+            if trains and group in advantage_of
+        }
+        keys = list(rows)
         masks = tq.kv_batch_get(keys=keys, partition_id=partition_id, select_fields=["response_mask"])["response_mask"]
         fields = []
-        for mask, (_, own) in zip(masks, rows, strict=True):
+        for mask, own in zip(masks, rows.values(), strict=True):
             mask = torch.zeros_like(mask) if self.plan.forgo and not own else mask
             fields.append({"advantages": own * mask.float(), "returns": own * mask.float(), "response_mask": mask})
         tq.kv_batch_put(keys=keys, partition_id=partition_id, fields=tu.list_of_dict_to_tensordict(fields))
@@ -371,9 +372,9 @@ def _uneven(
     Mostly ``layout``, which has no spare rows. ``length`` is of each sequence, ``padding`` of a padding row; some have one more.
     """
     for spare in range(1, 4 * max(ranks)):  # one or two do, but for a pass of more ranks than the actor has
-        physical = np.where(layout.order == PAD, padding, length[layout.order])
-        physical[layout.order == PAD] += layout.longer
-        if layout.uneven(physical, ranks, _workload, _even):
+        row_length = np.where(layout.order == PAD, padding, length[layout.order])
+        row_length[layout.order == PAD] += layout.longer
+        if layout.uneven(row_length, ranks, _workload, _even):
             break
         layout = lay_out(spare=spare)
     return layout
