@@ -326,45 +326,45 @@ class CandidateQueue:
         self._add(self._prompts.positions(rows), np.zeros(len(rows), dtype=np.int64), planned)
 
     def _gate(self, count: int) -> None:
+        """Read on in the stream; the gate says which prompts become candidates."""
         prompts = self._prompts
-        rows_wanted = count - len(self)
         size = prompts.source.size
-        unseen = len(self._raw) - MAX_PASSES * size
-        gated = unseen < 0
-        if unseen == 0:
-            # Nothing at all to train on: rather than end the run by surprise, the step goes ungated.
-            self._ungated &= not len(self)
-        if not gated:
+        read, gated_reads = len(self._raw), MAX_PASSES * size
+        gated = read < gated_reads
+        if gated:
+            most = min(count - len(self), gated_reads - read)
+        else:
+            let_through = read - gated_reads
+            if not let_through:
+                # Nothing at all to train on: rather than end the run by surprise, the step goes ungated.
+                self._ungated &= not len(self)
             # As many as the first request asks for. It may ask for none, where held groups are to fill the batch: then a
             # batch of them, and not as many as happen to be missing when somebody looks.
             lot = min(self._first or prompts.facts.batch, size)
-            if not self._ungated or (len(self) and unseen and unseen % lot == 0):
+            if not self._ungated or (len(self) and let_through and let_through % lot == 0):
                 prompts.ended = _SHUT
                 return
-            rows_wanted = lot - unseen % lot
+            most = lot - let_through % lot
         # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
-        most = min(rows_wanted, size - self._dry % size)
-        if gated:
-            most = min(most, -unseen)
+        most = min(most, size - self._dry % size)
         index = prompts.pull(most)
         if len(index) > most:  # the source gives whole batches
             prompts.ahead = np.concatenate([index[most:], prompts.ahead])
             index = index[:most]
-        place = len(self._raw) + np.arange(len(index), dtype=np.int64)
+        place = read + np.arange(len(index), dtype=np.int64)
         self._raw = np.concatenate([self._raw, index])
         rows = prompts.row_of[index]
         passed = np.ones(len(index), dtype=bool)
         if gated:
             passed = answers.admit(prompts.sampler, rows, prompts.position + place, self._progress)
             self._passed = np.concatenate([self._passed, passed])
-        came = passed
         if prompts.sampler.whole_batches:
-            passed = passed & ~np.isin(rows, self._busy)
+            new = passed & ~np.isin(rows, self._busy)
         else:
-            passed = fresh(rows, self._taken(), passed)
-        self._repeats |= bool((came & ~passed).any())
-        self._dry = int(np.argmax(passed[::-1])) if passed.any() else self._dry + len(index)
-        self._add(index[passed], place[passed] + 1)
+            new = fresh(rows, self._taken(), passed)
+        self._repeats |= bool((passed & ~new).any())
+        self._dry = int(np.argmax(new[::-1])) if new.any() else self._dry + len(index)
+        self._add(index[new], place[new] + 1)
 
 
 def fresh(rows: np.ndarray, busy: np.ndarray, passed: np.ndarray | bool = True) -> np.ndarray:
