@@ -231,8 +231,8 @@ def _near(command: Command) -> list[str]:
     """The nearest presets, components and keys below ``adaptive`` to misspelt ones."""
     from hydra.core.override_parser.overrides_parser import OverridesParser
 
-    parser, hints, choices, keys = OverridesParser.create(), [], [], []
-    own = {role: word for role in KINDS for word in command.overrides if word.startswith(f"adaptive.{role}.name=")}
+    parser, groups = OverridesParser.create(), [f"adaptive/{group}" for group in guard.GROUPS]
+    hints, choices, keys = [], [], []
     for word in command.overrides:
         try:
             (override,) = parser.parse_overrides([word])
@@ -240,26 +240,36 @@ def _near(command: Command) -> list[str]:
             continue
         name = override.key_or_group
         if name.startswith("adaptive."):
-            keys += [] if override.is_add() or override.is_force_add() else [name]  # those are new by intent
+            if not (override.is_add() or override.is_force_add()):  # those are new by intent
+                keys.append(name)
         elif name == "adaptive" or name.startswith("adaptive/"):
             options, value = group_options(name, command), str(override.value())
-            if not options and name not in (_groups := [f"adaptive/{group}" for group in guard.GROUPS]):
-                hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, _groups, n=1)]
-            elif options and value not in options:
+            if options and value not in options:
                 hints.append(f"{name}={value}: {nearest(value, options)}")
-            else:
+            elif options or name in groups:
                 choices.append(word)
-    if keys and not hints:
-        try:
-            with _hydra(command):
-                made = hydra_compose(command.config_name, overrides=choices)
-        except (HydraException, OmegaConfBaseException):  # something else is wrong: the caller's error says what
-            return hints
-        if OmegaConf.is_config(made.get("adaptive")):
-            chosen = OmegaConf.to_container(made.adaptive)
-            chosen |= {role: {**(chosen.get(role) or {}), "name": word.partition("=")[2]} for role, word in own.items()}
-            for key in keys:
-                hints += [f"{key}: {hint}"] if (hint := option_hint(key, chosen)) else []
-        elif "adaptive" not in made:
-            hints += [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
-    return hints
+            else:
+                hints += [f"did you mean {near}=?" for near in difflib.get_close_matches(name, groups, n=1)]
+    return hints or _near_keys(command, choices, keys)
+
+
+def _near_keys(command: Command, choices: list[str], keys: list[str]) -> list[str]:
+    """What to write instead of those of ``keys`` that the line's ``choices`` of presets and components do not have."""
+    if not keys:
+        return []
+    try:
+        with _hydra(command):
+            made = hydra_compose(command.config_name, overrides=choices)
+    except (HydraException, OmegaConfBaseException):  # something else is wrong: the caller's error says what
+        return []
+    if "adaptive" not in made:
+        return [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
+    if not OmegaConf.is_config(made.adaptive):
+        return []
+    chosen = OmegaConf.to_container(made.adaptive)
+    for role in KINDS:
+        for word in command.overrides:
+            if word.startswith(f"adaptive.{role}.name="):
+                chosen[role] = {**(chosen.get(role) or {}), "name": word.partition("=")[2]}
+    hints = [(key, option_hint(key, chosen)) for key in keys]
+    return [f"{key}: {hint}" for key, hint in hints if hint]
