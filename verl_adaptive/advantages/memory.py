@@ -131,29 +131,33 @@ class MemoryBaseline(Advantage):
 
         The others are all of the group, also those that are left out of training: leaving one out changes nobody's baseline.
         """
-        whole = np.bincount(group_of, minlength=len(groups)) == groups.n
-        value = self.col("before")[groups.row][group_of]
-        unknown = np.isnan(value)
-        usual = (np.nan, np.inf)
-        if unknown.any():
-            mine = every = self.memory.rewards(groups.row[group_of], reward)
-            if not whole.all():
-                every = self.memory.rewards(groups.row[groups.group_of], groups.reward)
-            if earlier is not None:
-                every = np.concatenate([every, earlier], axis=1)
-            value[unknown] = others_mean(mine[:, unknown], every)
-            usual = typical_distance(every[1])
-        n = groups.n[group_of]
+        value, usual = self._values(reward, group_of, groups, earlier)
         # Of a whole group, the rewards at hand: they may have penalties that the group's own do not.
         counted = self._counted(reward, group_of, groups, *usual)
         total = np.bincount(group_of, counted, minlength=len(groups))
+        whole = np.bincount(group_of, minlength=len(groups)) == groups.n
         if not whole.all():
             total = np.where(whole, total, groups.sum(self._counted(groups.reward, groups.group_of, groups, *usual)))
-        rest = total[group_of] - counted
-        shrink = self.config.shrink
+        rest, n, shrink = total[group_of] - counted, groups.n[group_of], self.config.shrink
         with np.errstate(invalid="ignore", divide="ignore"):
             off = reward - np.where(n > 1, (rest + shrink * value) / (n - 1 + shrink), value)
         return beyond_rounding(off, reward, self.col("scale")[groups.row][group_of])
+
+    def _values(
+        self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, earlier: np.ndarray | None
+    ) -> tuple[np.ndarray, tuple[float, float]]:
+        """v of each rollout, or what stands for it; and the median and distance that :meth:`_counted` takes where there is none."""
+        value = self.col("before")[groups.row][group_of]
+        unknown = np.isnan(value)
+        if not unknown.any():
+            return value, (np.nan, np.inf)
+        mine = every = self.memory.rewards(groups.row[group_of], reward)
+        if len(reward) < groups.rollouts:
+            every = self.memory.rewards(groups.row[groups.group_of], groups.reward)
+        if earlier is not None:
+            every = np.concatenate([every, earlier], axis=1)
+        value[unknown] = others_mean(mine[:, unknown], every)
+        return value, typical_distance(every[1])
 
     def _counted(
         self, reward: np.ndarray, group_of: np.ndarray, groups: Groups, centre: float, distance: float
