@@ -51,8 +51,8 @@ class _Submissions:
         spent: of these, in this step.
         extra: of these, top-ups.
         stage: top-ups so far.
-        may: most further rollouts it may ask for; 0 once its fate is known.
-        want: the top-up it asks for.
+        further: most further rollouts it may ask for; 0 once its fate is known.
+        topup: the top-up it asks for.
         fund: what it pays into the pool of top-ups.
     """
 
@@ -62,8 +62,8 @@ class _Submissions:
     spent: np.ndarray
     extra: np.ndarray
     stage: np.ndarray
-    may: np.ndarray
-    want: np.ndarray
+    further: np.ndarray
+    topup: np.ndarray
     fund: np.ndarray
 
     def __init__(self) -> None:
@@ -103,7 +103,7 @@ class _Step:
         waves: times that any were.
         behind: candidates that were to be sent last, and for which the cap had no room.
         candidates_over: the cap has no room for another one, whatever comes back.
-        pledged: what the prompts of the first request pay into the pool; None: there is no pool.
+        first_fund: what the prompts of the first request pay into the pool; None: there is no pool.
         head: submissions that can commit.
         done: they are the batch.
     """
@@ -119,7 +119,7 @@ class _Step:
     waves: int = 0
     behind: int = 0
     candidates_over: bool = False
-    pledged: np.ndarray | None = None
+    first_fund: np.ndarray | None = None
     head: int = 0
     done: bool = False
 
@@ -261,7 +261,7 @@ class OrderedEngine(Engine):
                 spent=requests.n,
                 extra=requests.n,
                 stage=stage,
-                may=answers.most(self.policy.allocator, count, stage),
+                further=answers.most(self.policy.allocator, count, stage),
             )
 
     def _send(self, amount: int) -> Requests:
@@ -277,26 +277,31 @@ class OrderedEngine(Engine):
             return Requests.none()
         plan = None if (planned < 0).all() else planned
         n = answers.first(allocator, rows, plan, self.progress)
-        may = answers.most(allocator, n, np.zeros(len(n), dtype=np.int64))
+        further = answers.most(allocator, n, np.zeros(len(n), dtype=np.int64))
         fund = answers.fund(allocator, n, plan)
-        if step.pledged is None:
-            step.pledged = fund
+        if step.first_fund is None:
+            step.first_fund = fund
         cap = self.progress.cap
         if cap is not None:
-            worst = (t.spent + t.may).sum() + np.cumsum(n + may) - may  # each before may have taken the most
+            # each before may have taken the most
+            worst = (t.spent + t.further).sum() + np.cumsum(n + further) - further
             least = t.spent.sum() + np.cumsum(n)
             fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
             if fits < len(n) and least[fits] > cap:
                 self.tracker.why = self.progress.capped
                 step.candidates_over = True
             step.behind = len(n) - fits
-            rows, n, may = rows[:fits], n[:fits], may[:fits]
+            rows, n, further = rows[:fits], n[:fits], further[:fits]
             part = slice(part.start, part.start + fits)
         if not len(rows):
             return Requests.none()
         submission = self._submissions(len(rows))
         t.add(
-            submission=submission, count=n, spent=n, may=may, fund=np.zeros(len(n)) if fund is None else fund[: len(n)]
+            submission=submission,
+            count=n,
+            spent=n,
+            further=further,
+            fund=np.zeros(len(n)) if fund is None else fund[: len(n)],
         )
         requests = Requests(submission, candidates.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
         step.sent += len(rows)
@@ -396,35 +401,35 @@ class OrderedEngine(Engine):
         alive = groups.select(~groups.failed)
         if not len(alive):
             return
-        more, at = self.tracker.review(alive), t.at(alive.submission)
-        bounded = self.progress.cap is not None or self._step.pledged is not None
+        # Other groups were sent assuming that a group asks for `further` at most; one that lost rollouts may want more.
+        bounded = self.progress.cap is not None or self._step.first_fund is not None
+        answer = self.tracker.review(alive)
         if bounded:
-            # Other groups were sent assuming that this is the most; a group that lost rollouts may want more.
-            more = np.minimum(more, t.may[at])
-        self._close(self.tracker.verdict(alive.select(more == 0)))
-        hold = alive.select(more == HOLD)
+            answer = np.minimum(answer, t.further[t.at(alive.submission)])
+        self._close(self.tracker.verdict(alive.select(answer == 0)))
+        hold = alive.select(answer == HOLD)
         if len(hold):
             self._hold(hold)
-        again = alive.select(more > 0)
-        if len(again):
-            at, want = t.at(again.submission), more[more > 0]
-            t.status[at], t.want[at] = _ASKING, want
-            most = np.maximum(answers.most(allocator, again.n, t.stage[at]), want)
-            t.may[at] = np.minimum(most, t.may[at]) if bounded else most
-            self.tracker.put(again)
+        asking, topup = alive.select(answer > 0), answer[answer > 0]
+        if len(asking):
+            at = t.at(asking.submission)
+            t.status[at], t.topup[at] = _ASKING, topup
+            further = np.maximum(answers.most(allocator, asking.n, t.stage[at]), topup)
+            t.further[at] = np.minimum(further, t.further[at]) if bounded else further
+            self.tracker.put(asking)
 
     def _close(self, closed: Closed) -> None:
         step = self._step
         if len(closed):
             at = step.submissions.at(closed.groups.submission)
             step.submissions.status[at] = np.where(closed.trained, _KEPT, _OUT)
-            step.submissions.may[at] = 0
+            step.submissions.further[at] = 0
             step.closed.append(closed)
 
     def _hold(self, groups: Groups) -> None:
         step = self._step
         at = step.submissions.at(groups.submission)
-        step.submissions.status[at], step.submissions.may[at] = _HELD, 0
+        step.submissions.status[at], step.submissions.further[at] = _HELD, 0
         step.holding.append(groups)
 
     def _decide(self) -> Requests:
@@ -438,13 +443,14 @@ class OrderedEngine(Engine):
             open_ = self.tracker.open
             granted, refused = asking[yes], asking[no]
             groups = open_.select(np.isin(open_.submission, t.submission[granted]))
-            parts.append(Requests.topups(groups, t.want[granted]))
+            parts.append(Requests.topups(groups, t.topup[granted]))
             t.status[granted] = _FLIGHT
             for name in ("count", "spent", "extra"):
-                getattr(t, name)[granted] += t.want[granted]
+                getattr(t, name)[granted] += t.topup[granted]
             t.stage[granted] += 1
             most = answers.most(allocator, t.count[granted], t.stage[granted])
-            t.may[granted] = np.minimum(t.may[granted] - t.want[granted], most)  # never more than others counted on
+            # never more than others counted on
+            t.further[granted] = np.minimum(t.further[granted] - t.topup[granted], most)
             if len(refused):
                 leave = np.isin(open_.submission, t.submission[refused])
                 self.tracker.open = open_.select(~leave)
@@ -462,7 +468,8 @@ class OrderedEngine(Engine):
         """Of the submissions at these places: which surely get their top-up, and which surely do not."""
         step = self._step
         t = step.submissions
-        want = t.want[asking]
+        topup = t.topup[asking]
+        pending = np.cumsum(t.further)[asking] - t.further[asking]  # the most that lower ones still take
         yes, no = np.ones(len(asking), dtype=bool), np.zeros(len(asking), dtype=bool)
         if self._needs_place:
             kept = np.cumsum(t.status == _KEPT)[asking]
@@ -470,19 +477,16 @@ class OrderedEngine(Engine):
             viable = np.cumsum(t.status <= _KEPT)[asking] - 1
             yes &= viable < self._target
             no |= kept >= self._target
-        if step.pledged is not None:
+        if step.first_fund is not None:
             # Each prompt pays in when it is explored. A batch of them pays from the start, sent or held back by a cap.
-            pledged = step.pledged[: self.facts.batch].sum()
-            paid = np.maximum(np.cumsum(t.fund)[asking], pledged)
+            paid = np.maximum(np.cumsum(t.fund)[asking], step.first_fund[: self.facts.batch].sum())
             taken = np.cumsum(t.extra)[asking]
-            pending = np.cumsum(t.may)[asking] - t.may[asking]
-            yes &= paid - taken - pending >= want
-            no |= paid - taken < want
+            yes &= paid - taken - pending >= topup
+            no |= paid - taken < topup
         if self.progress.cap is not None:
             spent = np.cumsum(t.spent)[asking]
-            pending = np.cumsum(t.may)[asking] - t.may[asking]
-            yes &= spent + pending + want <= self.progress.cap
-            no |= spent + want > self.progress.cap
+            yes &= spent + pending + topup <= self.progress.cap
+            no |= spent + topup > self.progress.cap
         return yes & ~no, no
 
     # -- the order of submissions -------------------------------------------------------------------------------
