@@ -68,7 +68,11 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         f"adaptive/allocator={allocator.name} decides on group sizes as it goes; take adaptive/allocator=fixed, or "
         "adaptive.batch_unit=groups",
     )
-    wanted = fixed or n
+    return _spread(config, batch, n, fixed or n, prompts, ahead)
+
+
+def _spread(config: AdaptiveConfig, batch: int, n: int, wanted: int, prompts: int, ahead: float) -> StepShape:
+    """``batch_unit=rollouts``: batch · n rollouts over groups of the size ``wanted``, or the next one that fits."""
     sizes = [k for k in range(1, n + 1) if n % k == 0]
     check(
         wanted in sizes,
