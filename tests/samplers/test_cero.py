@@ -227,7 +227,7 @@ def test_a_resume_with_other_facts_plans_from_what_is_left(change):
     then = {**first, **change}
     spent, later, cero = resumed(stop, first, then, then["steps"], p)
     pace = then["batch"] * then["n"]
-    wanted = pace * (then["steps"] - cero._begun[0])
+    wanted = pace * (then["steps"] - cero._rounds_before)
     assert abs(later.sum() - wanted) < 0.05 * wanted + 64
     assert (later <= cero.capacity * cero.g).all() and cero.capacity <= 1.04 * cero.pace + 1
     assert cero.pace * cero.g == pytest.approx(pace, rel=0.1)  # what was left of the pace so far comes on top

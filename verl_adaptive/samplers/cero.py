@@ -183,7 +183,7 @@ class Cero(Sampler):
         check(self.capacity >= self.least, f"{path}.capacity", self.capacity, f"must be at least {self.least}")
         hint = f"is too little to spend {path}.budget={self.budget} in {self.rounds} rounds; write {needed} or more"
         check(self.capacity >= needed, f"{path}.capacity", self.capacity, hint)
-        self._begun = (0, 0)  # rounds and units when this plan was made
+        self._rounds_before = self._spent_before = 0  # when this plan was made
         self.gamma: float = c.gamma or 1.0 / math.sqrt(self.rounds)
 
     def _check_budget(self, path: str) -> None:
@@ -205,16 +205,16 @@ class Cero(Sampler):
     @property
     def _horizon(self) -> int:
         """K: rounds of this plan, past ones included."""
-        return self.rounds - self._begun[0]
+        return self.rounds - self._rounds_before
 
     @property
     def pace(self) -> float:
         """B̄: units a round."""
-        return (self.budget - self._begun[1]) / max(1, self._horizon)
+        return (self.budget - self._spent_before) / max(1, self._horizon)
 
     def _ahead(self, rounds: int) -> float:
         """Units spent beyond the even pace, after so many rounds of the run."""
-        return self.spent - self._begun[1] - self.pace * (rounds - self._begun[0])
+        return self.spent - self._spent_before - self.pace * (rounds - self._rounds_before)
 
     def _join(self, pool: np.ndarray) -> None:
         """Meet the pool: first scores, and what only depends on which prompts there are."""
@@ -222,7 +222,7 @@ class Cero(Sampler):
             return
         self._pool = pool
         self._rows = np.sort(pool)
-        self._share = (self.budget - self._begun[1]) / len(pool)  # R
+        self._share = (self.budget - self._spent_before) / len(pool)  # R
         first, last = int(self._rows[0]), int(self._rows[-1])
         self._span = slice(first, last + 1) if last - first + 1 == len(pool) else None
         hi, lo = self.table.key_hi[self._rows], self.table.key_lo[self._rows]
@@ -411,7 +411,7 @@ class Cero(Sampler):
     def state_dict(self) -> dict[str, Any]:
         """The scalars; the next plan follows from them and the columns, so it is not kept."""
         names = ("nu", "round", "spent", "zero_rounds", "caught_up", "rechecked", "peak")
-        plan = {"budget": self.budget, "begun": list(self._begun)}
+        plan = {"budget": self.budget, "begun": [self._rounds_before, self._spent_before]}
         scalars = {name: getattr(self, name) for name in names}
         return {**scalars, "done": self._done, "start": self._start, "asked": self._asked(), "plan": plan}
 
@@ -436,31 +436,37 @@ class Cero(Sampler):
         self._seen.clear()
         if state["asked"] == self._asked():
             self.budget = int(state["plan"]["budget"])
-            self._begun = (int(state["plan"]["begun"][0]), int(state["plan"]["begun"][1]))
+            self._rounds_before, self._spent_before = map(int, state["plan"]["begun"])
         else:
             self._replan(state["asked"], state["plan"])
         # Not kept: the data set may have fewer prompts now, and a round that cannot be filled never counts as behind.
-        planned = self.budget - self._begun[1]
+        planned = self.budget - self._spent_before
         self.capacity = self.config.capacity or self._published_capacity(planned, max(1, self._horizon))
 
     def _replan(self, asked: Mapping[str, Any], plan: Mapping[str, Any]) -> None:
-        """Go on from another batch, n, number of steps or options: the rounds that are left, at the new pace."""
-        done, scale = self.round - 1, asked["g"] / self.g  # a unit of then, in units of now
-        begun, units = plan["begun"]
-        old_pace = (plan["budget"] - units) / max(1, asked["rounds"] - begun)
-        ahead = (self.spent - units - old_pace * (done - begun)) * scale
-        rounds, pace = max(0, self.rounds - done), self.budget / self.rounds
+        """Go on from another batch, n, number of steps or options: the rounds that are left, at the new pace.
+
+        ``asked`` and ``plan`` are the old ones, in the units of then, as are ``spent`` and ``peak`` until they are scaled.
+        """
+        played = self.round - 1
+        rounds_before, spent_before = plan["begun"]
+        old_pace = (plan["budget"] - spent_before) / max(1, asked["rounds"] - rounds_before)
+        old_ahead = self.spent - spent_before - old_pace * (played - rounds_before)
+
+        scale = asked["g"] / self.g  # a unit of then, in units of now
         self.spent, self.peak = round(self.spent * scale), self.peak * scale
+        self.col("units")[:] *= scale
+        rounds_left = max(0, self.rounds - played)
         if self.config.budget is None:
-            left = max(0, math.floor(pace * rounds - ahead + 1e-9))
+            left = max(0, math.floor(self.budget / self.rounds * rounds_left - old_ahead * scale + 1e-9))
         else:
             left = max(0, self.config.budget - self.spent)
-        self.budget, self._begun = self.spent + left, (min(done, self.rounds), self.spent)
+        self.budget = self.spent + left
+        self._rounds_before, self._spent_before = min(played, self.rounds), self.spent
         self._done, self._start = False, True
-        self.col("units")[:] *= scale
         logger.warning(
             "cero: the run goes on with another batch, n, number of steps or budget; %d rollouts are planned for the %d "
             "rounds that are left",
             left * self.g,
-            rounds,
+            rounds_left,
         )
