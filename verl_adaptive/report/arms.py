@@ -226,6 +226,27 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     their seeds.
     """
     runs = [run for found in arms.values() for run in found]
+    validations = _comparable(runs)
+    out = Trials("", {}, [text for run in runs for text in run.missing()])
+    for name, members in arms.items():
+        out.arms[name] = []
+        seeds = _different_seeds(name, members) if len(runs) > len(arms) else [0]
+        for seed, run in zip(seeds, members, strict=True):
+            curve, points = _measured(run, validations[run.id], cost)
+            if not points[cost][-1]:  # it would count as a whole run in which nothing differs
+                out.missing.append(f"{run.where} has no validation after its first step: left out")
+                continue
+            out.metric = f"{curve.metric}, {curve.name}"
+            errors = [curve.error(i) for i in range(len(curve.values))]
+            known = None if None in errors else np.array(errors)
+            out.arms[name].append(Trial(seed, points[cost], curve.values, known, points))
+        if not out.arms[name]:
+            raise AdaptiveError(f"no run of {name} has a validation after its first step: {members[0].where}")
+    return out
+
+
+def _comparable(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
+    """The validations of each run, by its id, with the metrics alone that every validation of every run has."""
     validations = {run.id: run.validations() if run.has_course else [] for run in runs}
     for run in runs:
         if not validations[run.id]:
@@ -239,27 +260,19 @@ def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     }
     if not headline(shared[runs[0].id]):
         raise AdaptiveError(_nothing_common(runs, own))
-    out = Trials("", {}, [text for run in runs for text in run.missing()])
-    for name, members in arms.items():
-        seeds, out.arms[name] = seeds_of(members) if len(runs) > len(arms) else [0], []
-        if seeds is None:
-            names = ", ".join(str(run.name) for run in members)
-            raise AdaptiveError(
-                f"the runs of {name} have no different seeds, in their settings or in their names (s1, seed1, or the last "
-                f"number): {names}"
-            )
-        for seed, run in zip(seeds, members, strict=True):
-            curve, points = _measured(run, shared[run.id], cost)
-            if not points[cost][-1]:  # it would count as a whole run in which nothing differs
-                out.missing.append(f"{run.where} has no validation after its first step: left out")
-                continue
-            out.metric = f"{curve.metric}, {curve.name}"
-            known = [error for i in range(len(curve.values)) if (error := curve.error(i)) is not None]
-            errors = np.array(known) if len(known) == len(curve.values) else None
-            out.arms[name].append(Trial(seed, points[cost], curve.values, errors, points))
-        if not out.arms[name]:
-            raise AdaptiveError(f"no run of {name} has a validation after its first step: {members[0].where}")
-    return out
+    return shared
+
+
+def _different_seeds(name: str, members: Sequence[Run]) -> list[int]:
+    """The seed of each run of an arm."""
+    seeds = seeds_of(members)
+    if seeds is None:
+        names = ", ".join(str(run.name) for run in members)
+        raise AdaptiveError(
+            f"the runs of {name} have no different seeds, in their settings or in their names (s1, seed1, or the last "
+            f"number): {names}"
+        )
+    return seeds
 
 
 def _nothing_common(runs: Sequence[Run], own: Mapping[str, set[str]]) -> str:
