@@ -163,11 +163,7 @@ class Engine(ABC):
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Take up the state of :meth:`state_dict`; the table is restored separately.
-
-        Raises:
-            AdaptiveError: another kind of engine's state, with groups that this one could not go on with.
-        """
+        """Take up the state of :meth:`state_dict`, of another kind of engine too; the table is restored separately."""
         self._submission = int(state["submission"])
         self.prompt_source.load_state_dict(state)
         held = state["held"]
