@@ -40,6 +40,7 @@ def verdict(**change: Any) -> Any:
 EVERY = {"admit": says(lambda rows, *_: np.ones(len(rows), bool))}
 POOL = {"kind": "pool"}
 PLANS = {**POOL, "plans_rollouts": True}
+MOST = {"first": first, "most": says(lambda n, _: np.maximum(8 - n, 0))}
 WHY = {"reasons": ("flat",)}
 #: A class → its base, what is in it, and what is said of it.
 FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
@@ -119,15 +120,30 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         "first must answer whole numbers, 1 or greater",
     ),
     "Parts": (Allocator, {"first": says(lambda r, *_: np.full(len(r), 3.7))}, "it answered float64 .* from 3.7 to 3.7"),
-    "Negative": (Allocator, {"first": first, "review": says(lambda g, _: np.full(len(g), -8))}, "from -8 to -8"),
+    "Negative": (Allocator, MOST | {"review": says(lambda g, _: np.full(len(g), -8))}, "from -8 to -8"),
     "Rollouts": (
         Allocator,
-        {"first": first, "review": says(lambda g, _: np.zeros(g.rollouts, int))},
+        MOST | {"review": says(lambda g, _: np.zeros(g.rollouts, int))},
         "one for each group",
+    ),
+    # a step in which a prompt is hopeless would never have ended
+    "Endless": (
+        Allocator,
+        MOST | {"review": says(lambda g, _: np.where(g.degenerate(), 4, 0))},
+        r"Endless\)\.review asks for 4 more rollouts for a group of 8 after 1 top-up; its most answers 0 before",
+    ),
+    "Constant": (
+        Allocator,
+        {
+            "first": first,
+            "most": says(lambda n, _: np.full(len(n), 8)),
+            "review": says(lambda g, _: np.full(len(g), 4)),
+        },
+        "asks for 4 more rollouts for a group of 4 after 0 top-ups; its most answers 8 before them and 8 after them: it must",
     ),
     "Holds": (
         Allocator,
-        {"first": first, "review": says(lambda g, _: np.full(len(g), HOLD))},
+        MOST | {"review": says(lambda g, _: np.full(len(g), HOLD))},
         "HOLD, which only a PooledAllocator",
     ),
     "Kept": (
@@ -187,6 +203,8 @@ UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
         POOL | {"pick": says(None), "admit": says(None)},
         "has admit, which is used only with kind = 'stream'",
     ),
+    "Boundless": (Allocator, {"first": first, "review": says(None)}, "has review and no most"),
+    "Reviewless": (Allocator, MOST, "has most, which is used only with review"),
     "ForEver": (PooledAllocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
     **{
         f"Alone_{name}": (
@@ -235,7 +253,7 @@ def test_a_wrong_answer_is_told_in_the_first_step(name) -> None:
     assert name.lower() in str(caught.value)
 
 
-@pytest.mark.parametrize("name", ["Counts", "Forgets", "Unsaid", "Negative", "Kept"])
+@pytest.mark.parametrize("name", ["Counts", "Forgets", "Unsaid", "Negative", "Endless", "Kept"])
 def test_and_in_an_asynchronous_trainers(name) -> None:
     with pytest.raises(AdaptiveError, match=FAULTS[name][2]):
         engine, world = make_stream_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))

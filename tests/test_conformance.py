@@ -200,6 +200,9 @@ class _Halves(Allocator):
     def review(self, groups, progress):
         return np.where(groups.n < 8, 4, 0)
 
+    def most(self, n, stage):
+        return np.maximum(16 - n, 0)
+
 
 class _LearningHalves(_Learning, _Halves):
     def review(self, groups, progress):

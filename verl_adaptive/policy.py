@@ -194,6 +194,7 @@ _USED: tuple[tuple[type[Role], str, Callable[[Any], bool], tuple[str, ...], tupl
         ("can_hold", "needs_place", "fund", "prompts", "affordable", "complete", "reserve", "recall"),
         (),
     ),
+    (Allocator, "review", lambda part: part.review is not Allocator.review, ("most",), ("most",)),
     (Allocator, "can_hold = True", lambda part: part.can_hold is True, (), ("recall",)),
     (Advantage, 'estimator = "…"', lambda part: part.estimator is not None, ("compute",), ("compute",)),
 )
@@ -371,14 +372,6 @@ def build_policy(config: AdaptiveConfig) -> Policy:
     policy = Policy(**made)
     for part in policy:
         ask(part, "check_policy", policy, config)
-    cap, part = config.max_rollouts_per_step, policy.allocator
-    check(
-        cap is None or not part.tops_up or type(part).most is not Allocator.most,
-        "adaptive.max_rollouts_per_step",
-        cap,
-        f"{type(part).__name__} does not say how much its top-ups may take at most, so each prompt would wait for the one before; "
-        "define its most(), or use null",
-    )
     return policy
 
 

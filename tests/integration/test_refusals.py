@@ -351,18 +351,6 @@ def test_refused(overrides, message):
         run_checks(overrides)
 
 
-def test_a_cap_needs_an_allocator_that_says_its_most(tmp_path):
-    """Without it each prompt waited for the one before: a step in place of two waves took as many as it had prompts."""
-    part = "from verl_adaptive import Allocator\n\n\nclass Mine(Allocator):\n    name = 'mine'\n\n"
-    part += "    def first(self, rows, planned, progress):\n        return rows * 0 + 4\n\n"
-    part += "    def review(self, groups, progress):\n        return (groups.n < 8) * 4\n"
-    (tmp_path / "own.py").write_text(part)
-    words = ("+adaptive=dapo", f"adaptive.allocator.name={tmp_path}/own.py:Mine")
-    run_checks(*words)
-    with pytest.raises(ConfigError, match=r"max_rollouts_per_step=640: Mine does not say .* define its most\(\)"):
-        run_checks(*words, "adaptive.max_rollouts_per_step=640")
-
-
 @pytest.mark.parametrize(
     ("words", "note", "said"),
     [

@@ -241,9 +241,10 @@ class Allocator(Role):
     def most(self, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
         """int64 ``(k,)``: the most further rollouts that groups of ``n`` rollouts after ``stage`` top-ups may ask for.
 
-        The tighter the bound, the sooner other groups can be sure of their share of a pool or a cap. By default no bound.
+        It falls by at least what :meth:`review` asks for, so that every group ends. The tighter the bound, the sooner other groups
+        can be sure of their share of a pool or a cap. By default none, as there is no review.
         """
-        return np.full(len(n), 2**31, dtype=np.int64)
+        return np.zeros(len(n), dtype=np.int64)
 
     def fixed_size(self, n: int) -> int | None:
         """Rollouts that every group gets under ``actor_rollout_ref.rollout.n=n``, if all get the same at once (or what a

@@ -19,6 +19,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import HOLD, Advantage, Allocator, Filter, Pick, Role, Sampler, Verdict
 from verl_adaptive.roles.pooled import PooledAllocator
+from verl_adaptive.text import counted
 
 
 def who(part: Role) -> str:
@@ -86,8 +87,6 @@ def first(part: Allocator, rows: np.ndarray, planned: np.ndarray | None, progres
 
 def most(part: Allocator, n: np.ndarray, stage: np.ndarray) -> np.ndarray:
     """int64 ``(k,)``: the most further rollouts that groups of ``n`` may ask for."""
-    if not part.tops_up:
-        return np.zeros(len(n), dtype=np.int64)
     return _amounts(part, "most", ask(part, "most", n, stage), len(n), "group", 0)
 
 
@@ -103,6 +102,18 @@ def more(part: Allocator, method: str, groups: Groups, *about: Any) -> np.ndarra
     may = isinstance(part, PooledAllocator) and (part.can_hold or method == "recall")
     if (found == HOLD).any() and not may:
         raise AdaptiveError(f"{who(part)}.{method} says HOLD, which only a PooledAllocator with can_hold = True may")
+    asks = found > 0
+    if asks.any():
+        want, n, stage = found[asks], groups.n[asks], groups.reduce(np.maximum, groups.stage)[asks]
+        before, after = most(part, n, stage), most(part, n + want, stage + 1)
+        over = np.flatnonzero(before - want < after)
+        if len(over):
+            i = over[0]
+            raise AdaptiveError(
+                f"{who(part)}.{method} asks for {counted(want[i], 'more rollout')} for a group of {n[i]} after "
+                f"{counted(stage[i], 'top-up')}; its most answers {before[i]} before them and {after[i]} after them: it must fall "
+                "by at least what is asked for, so that every group ends"
+            )
     return found
 
 
