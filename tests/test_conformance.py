@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from datetime import datetime
+from time import monotonic_ns
 from typing import Any
 
 import numpy as np
@@ -211,7 +213,7 @@ class _LearningHalves(_Learning, _Halves):
 
 class _HastyHalves(_Halves):
     def review(self, groups, progress):
-        time.time()
+        monotonic_ns()
         return super().review(groups, progress)
 
 
@@ -230,7 +232,7 @@ class _LearningAll(_Learning, _All):
 
 class _HastyAll(_All):
     def decide(self, groups, progress):
-        time.monotonic()
+        datetime.now()
         return super().decide(groups, progress)
 
 
