@@ -220,6 +220,12 @@ UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
         {"decide": verdict(), "reasons": ("trained",)},
         "gives the reason 'trained', a word of the engine's",
     ),
+    "Same": (Filter, {"decide": verdict(), "reasons": ("flat", "flat")}, "gives the reason 'flat' twice"),
+    "Rejected": (
+        Filter,
+        {"decide": verdict(), "reasons": ("rejected",)},
+        "gives the reason 'rejected' twice, in reasons or as its rollout_reason",
+    ),
     "Unasked": (Advantage, {"compute": says(None)}, 'has compute, which is used only with estimator = "…"'),
     "Uncomputed": (Advantage, {"estimator": "mine"}, 'has estimator = "…" and no compute'),
 }

@@ -229,7 +229,13 @@ def _never_asked(part: type[Role]) -> str:
         names = part.reasons
         if isinstance(names, str) or not all(isinstance(name, str) and name for name in names):
             return f'has reasons = {names!r}; they are a tuple of names, as reasons = ("flat",)'
-        taken = [name for name in (*names, part.rollout_reason) if name in OUTCOMES]
+        names = (*names, part.rollout_reason)
+        twice = [name for name in names if names.count(name) > 1]
+        if twice:
+            return (
+                f"gives the reason {twice[0]!r} twice, in reasons or as its rollout_reason: their counts would be one"
+            )
+        taken = [name for name in names if name in OUTCOMES]
         if taken:
             return f"gives the reason {taken[0]!r}, a word of the engine's own; take another than {', '.join(OUTCOMES)}"
     return ""
