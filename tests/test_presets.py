@@ -180,6 +180,12 @@ class Nameless(Sampler):
     """Says nothing."""
 
 
+class Dashed(Sampler):
+    """A condition on its columns would be a subtraction."""
+
+    name = "my-sampler"
+
+
 def test_an_entry_point_alone_makes_a_choice(third_party, composed) -> None:
     third_party(sampler_mine=f"{__name__}:Mine")
     config = composed("+adaptive=dapo", "adaptive/sampler=mine", "adaptive.sampler.steps=3")
@@ -320,6 +326,7 @@ def test_a_value_must_be_there_and_in_its_range(word, says, composed) -> None:
             r"Unfinished lacks decide, which every filter has",
         ),
         (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Nameless"), r"Nameless needs a name"),
+        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Dashed"), r"Dashed needs a name of letters, digits"),
         (("+adaptive=dapo", "adaptive.sampler.name=mien"), r"name='mien': no such sampler; .*module:Class"),
     ],
 )

@@ -166,10 +166,9 @@ def checked(role: str, name: str, part: Any) -> type[Role]:
     missing = sorted(getattr(part, "__abstractmethods__", ()))
     if missing:
         raise ConfigError(key, name, f"{part.__name__} lacks {', '.join(missing)}, which every {role} has")
-    if not isinstance(getattr(part, "name", None), str) or not part.name:
-        raise ConfigError(
-            key, name, f'{part.__name__} needs a name, as `name = "mine"`: its columns are saved under it'
-        )
+    if not isinstance(getattr(part, "name", None), str) or not part.name.isidentifier():
+        hint = 'of letters, digits and underscores, as `name = "mine"`: its columns are saved and asked for under it'
+        raise ConfigError(key, name, f"{part.__name__} needs a name {hint}")
     if not is_dataclass(part.Config):
         raise ConfigError(key, name, f"{part.__name__}.Config must be a dataclass: write @dataclass above it")
     ours = PARTS[role].get(part.name, f"{part.__module__}:{part.__qualname__}")
