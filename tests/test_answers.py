@@ -226,6 +226,20 @@ UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
         {"decide": verdict(), "reasons": ("rejected",)},
         "gives the reason 'rejected' twice, in reasons or as its rollout_reason",
     ),
+    # training would have ended before its first step
+    "Finished": (Sampler, EVERY | {"finished": says(False)}, "has finished as a method, .*: write @property above"),
+    "Placed": (
+        PooledAllocator,
+        MOST | {"review": says(None), "needs_place": says(False)},
+        "has needs_place as a method",
+    ),
+    "Estimates": (Advantage, {"estimator": says("mine")}, "has estimator as a method"),
+    # told by the first resume only
+    "Loads": (
+        Sampler,
+        EVERY | {"load_state_dict": lambda self: None},
+        r"has load_state_dict\(self\), and is asked for load_state_dict\(self, state\)",
+    ),
     "Unasked": (Advantage, {"compute": says(None)}, 'has compute, which is used only with estimator = "…"'),
     "Uncomputed": (Advantage, {"estimator": "mine"}, 'has estimator = "…" and no compute'),
 }

@@ -211,10 +211,21 @@ def _never_asked(part: type[Role]) -> str:
     others = (PooledAllocator, Commits) if issubclass(part, Allocator) else ()
     known = {"name", *(name for base in (*shipped, *others) for name in dir(base))}
     for base in part.__mro__:
-        for name in vars(base) if issubclass(base, Role) and base not in shipped else ():
-            if name[0].islower() and name not in known:  # constants and classes apart
+        for name, value in vars(base).items() if issubclass(base, Role) and base not in shipped else ():
+            if not name[0].islower():  # constants and classes
+                continue
+            if name not in known:
                 meant = nearest(name, known, "a typing error?")
                 return f"has {name}, which no {part.role} has: {meant} A name of your own begins with an underscore"
+            ours = next((getattr(one, name) for one in (KINDS[part.role], *others) if hasattr(one, name)), value)
+            if inspect.isfunction(value):
+                if not inspect.isfunction(ours):
+                    return f"has {name} as a method, and it is a value: write @property above it, or {name} = …"
+                asked = inspect.signature(ours).parameters
+                try:
+                    inspect.signature(value).bind(*asked)
+                except TypeError:
+                    return f"has {name}{inspect.signature(value)}, and is asked for {name}({', '.join(asked)})"
     if issubclass(part, Sampler) and part.kind not in ("stream", "pool"):
         return f"has kind = {part.kind!r}; a sampler's kind is 'stream' or 'pool'"
     for kind, says, said, only, needed in _USED:
