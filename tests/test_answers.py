@@ -65,6 +65,12 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         {"bind": says(None), "admit": lambda self, *_: self.facts},
         r"admit fails: AttributeError: .*'facts'",
     ),
+    # the statistics of the run, and of every run that starts with them
+    "Clears": (
+        Sampler,
+        EVERY | {"end_step": lambda self, _: self.table.col("visits").fill(0)},
+        r"Clears\)\.end_step fails: ValueError: .*read-only \(.*test_answers\.py, line",
+    ),
     "Columns": (
         Sampler,
         EVERY | {"columns": {"a": "f4"}},

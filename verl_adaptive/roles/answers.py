@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 import traceback
+from contextlib import nullcontext
 from numbers import Integral
 from typing import Any
 
@@ -33,8 +34,10 @@ def ask(part: Role, method: str, *about: Any) -> Any:
     Raises:
         AdaptiveError: it fails; says which part, and where.
     """
+    table = getattr(part, "table", None)
     try:
-        return getattr(part, method)(*about)
+        with nullcontext() if table is None else table.read_only():
+            return getattr(part, method)(*about)
     except (AdaptiveError, AssertionError):  # an assertion is a test's, and speaks for itself
         raise
     except Exception as error:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -165,6 +166,19 @@ class StatsTable:
             return self._data[name]
         except KeyError:
             raise KeyError(f"no column {name!r}; the table has: {', '.join(self._columns)}") from None
+
+    @contextmanager
+    def read_only(self) -> Iterator[None]:
+        """While a component is asked: the table's own columns cannot be written, but for ``retired``, which components set."""
+        own = [self._data[name] for name in SHARED_COLUMNS if name != "retired"]
+        locked = [column for column in own if column.flags.writeable]  # else an outer one unlocks it
+        for column in locked:
+            column.flags.writeable = False
+        try:
+            yield
+        finally:
+            for column in locked:
+                column.flags.writeable = True
 
     @property
     def keys(self) -> np.ndarray:
