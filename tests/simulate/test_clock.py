@@ -271,9 +271,9 @@ def test_the_command_counts_seconds(call, monkeypatch) -> None:
     assert (status, err) == (0, "")
     for text in ("verl_filter_groups", "oracle_best", "GRPO's pass rate", "seconds per step", "queueing model"):
         assert text in out, text
-    data = json.loads(call(*words, "--json", "-")[1])
+    data = json.loads(call(*words, "--json")[1])
     assert data["clock"]["machine"] == {"replicas": 2, "slots": 4, "base": 0.008, "each": 0.00012}
     assert data["clock"]["lengths"]["median"] == 100
     assert "wall clock" not in data["limits"] and {"time", "idle", "course"} <= set(data["rows"][0])
-    status, out, _ = call(*pool, "--preset", "grpo", "--json", "-")
+    status, out, _ = call(*pool, "--preset", "grpo", "--json")
     assert status == 0 and "clock" not in json.loads(out) and "time" not in json.loads(out)["rows"][0]
