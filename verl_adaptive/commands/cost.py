@@ -162,9 +162,8 @@ def _two(value: float) -> str:
 def _plain(plan: RunPlan) -> bool:
     """The plan is GRPO's as verl has it, so that nothing need be simulated."""
     usual, allocator = AdaptiveConfig(), plan.policy.allocator
-    chosen = any(
-        part.name != getattr(usual, part.role)["name"] for part in plan.policy
-    )  # an author's own is tried, too
+    # Whatever else is chosen is simulated, so that an author's own component is tried before training.
+    chosen = any(part.name != getattr(usual, part.role)["name"] for part in plan.policy)
     same = allocator.fixed_size(plan.rollout_n) == plan.n == plan.rollout_n and plan.groups == plan.batch
     return same and not chosen and plan.policy.sampler.whole_batches
 
