@@ -537,6 +537,14 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ("data.train_batch_size=16.5", "data.train_batch_size=16.5: must be a whole number, 1 or more"),
         ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n=None: must be a whole number"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0: must be a whole number, 1 or more"),
+        ("trainer.total_training_steps=0", "trainer.total_training_steps=0: must be a whole number, 1 or more"),
+        # verl looks these up with models loaded, or when the first step has generated
+        (
+            "trainer.logger=[console,wandbb]",
+            "trainer.logger=['console', 'wandbb']: verl will not take it: wandbb: none of",
+        ),
+        ("actor_rollout_ref.actor.policy_loss.loss_mode=gpso", "loss_mode='gpso': verl will not take it: Unsupported"),
+        ("algorithm.rollout_correction.rollout_is=toke", "rollout_correction={"),
         ("data.seed=abc", "data.seed='abc': must be a whole number, or null"),
         ("trainer.v1.sampler=null", "trainer.v1.sampler=None: must be a group of settings; leave it out"),
         ("data.train_files=3", "data.train_files=3: must be a file, or a list of files"),

@@ -73,6 +73,7 @@ _COUNTS = (
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
     "trainer.total_epochs",
+    "trainer.total_training_steps",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
     "trainer.v1.separate_async.parameter_sync_step",
@@ -83,6 +84,8 @@ def check_counts(config: Any) -> None:
     """Refuse what is no count where verl counts and divides: it would end in an error that names no setting."""
     for key in _COUNTS:
         value = OmegaConf.select(config, key, default=1)
+        if value is None and key == "trainer.total_training_steps":  # verl counts epochs
+            continue
         # verl multiplies by epochs and compares with them: 1e3 will do
         kinds = (int, float) if key == "trainer.total_epochs" else (int,)
         counts = isinstance(value, kinds) and not isinstance(value, bool) and value > 0 and value % 1 == 0

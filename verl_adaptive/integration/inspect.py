@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
@@ -156,6 +156,7 @@ def validate(config: DictConfig) -> RunPlan:
     """
     remarks = validate_as_verl(config)
     plan = RunPlan.of(config)
+    _try_words(config)
     return replace(plan, notes=(*remarks, *plan.notes))
 
 
@@ -184,6 +185,52 @@ def validate_as_verl(config: DictConfig) -> list[str]:
             )
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as workers do, once the models are loaded
     return remarks
+
+
+def _try_words(config: DictConfig) -> None:
+    """Have verl take, for one token, the words that it looks up once models are loaded, or the first step has generated.
+
+    ConfigError: it does not know one.
+    """
+    import torch
+    from verl.trainer.ppo.core_algos import get_adv_estimator_fn, get_policy_loss_fn, kl_penalty
+    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_and_rejection_mask
+    from verl.utils.tracking import Tracking
+
+    actor, algorithm, one = config.actor_rollout_ref.actor, config.algorithm, torch.zeros(1, 1)
+    correction = algorithm.get("rollout_correction") or {}
+    asked = {name: correction.get(name) for name in ("rollout_is", "rollout_rs")}
+    how = {f"{name}_threshold": correction.get(f"{name}_threshold") for name in asked}
+
+    def log(names: Any) -> None:
+        known = {*Tracking.supported_backend, "tracking"}
+        if unknown := {names} - known if isinstance(names, str) else {*names} - known:
+            raise ValueError(f"{', '.join(map(str, unknown))}: none of {', '.join(sorted(known))}")
+
+    tries: tuple[tuple[str, bool, Callable[[Any], Any]], ...] = (
+        ("algorithm.adv_estimator", not str(algorithm.adv_estimator).startswith("adaptive_"), get_adv_estimator_fn),
+        # a library of the model's may bring a loss of its own to the workers
+        (
+            "actor_rollout_ref.actor.policy_loss.loss_mode",
+            config.actor_rollout_ref.model.external_lib is None,
+            get_policy_loss_fn,
+        ),
+        ("actor_rollout_ref.actor.kl_loss_type", actor.use_kl_loss, lambda kind: kl_penalty(one, one, kind)),
+        ("algorithm.kl_penalty", algorithm.use_kl_in_reward, lambda kind: kl_penalty(one, one, kind)),
+        (
+            "algorithm.rollout_correction",
+            any(asked.values()),
+            lambda _: compute_rollout_correction_and_rejection_mask(one, one, one + 1, **asked, **how),
+        ),
+        ("trainer.logger", True, log),
+    )
+    for key, applies, attempt in tries:
+        value = OmegaConf.select(config, key)
+        try:
+            if applies:
+                attempt(value)
+        except (ValueError, NotImplementedError) as error:
+            raise ConfigError(key, value, f"verl will not take it: {str(error) or 'it has no such word'}") from error
 
 
 @contextmanager
