@@ -533,6 +533,8 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ),
         ("data.tran_batch_size=64", "has no such key; did you mean data.train_batch_size?"),
         ("trainer.save_freq=abc", "trainer.save_freq='abc': must be a number"),
+        ("actor_rollout_ref.actor.optim.lr=abc", "optim.lr='abc': must be a number"),
+        ("data.shuffle=maybe", "data.shuffle='maybe': must be true or false"),
         ("data.train_batch_size=abc", "data.train_batch_size='abc': must be a whole number, 1 or more"),
         ("data.train_batch_size=16.5", "data.train_batch_size=16.5: must be a whole number, 1 or more"),
         ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n=None: must be a whole number"),

@@ -367,15 +367,14 @@ class Examination:
 
 
 def _validated(command: Any, config: Any) -> Any:
-    """``inspect.validate``; where verl trips over what is no number, no count or no group, the setting that has it."""
+    """``inspect.validate``; where verl trips over what is no group, the setting that has it."""
     from verl_adaptive.integration import inspect
 
     try:
         return inspect.validate(config)
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if not isinstance(error, AdaptiveError):
-            inspect.refuse_other_kinds(command, config)
-            inspect.check_counts(config)
+            inspect.refuse_no_group(command, config)
         raise
 
 

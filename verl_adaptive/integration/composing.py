@@ -125,7 +125,7 @@ def compose(command: Command) -> DictConfig:
     """Compose as ``python -m verl.trainer.main_ppo`` would.
 
     RefusedByVerl: Hydra refuses the words that are verl's. AdaptiveError: it refuses others, or takes a word that nobody would
-    read; the message has what is near a word below ``adaptive`` that it does not know.
+    read, or text for a number; the message has what is near a word below ``adaptive`` that it does not know.
     """
     wrong = guard.misread(command.overrides)
     if wrong:
@@ -146,6 +146,7 @@ def compose(command: Command) -> DictConfig:
         OmegaConf.resolve(config)
     except OmegaConfBaseException as error:
         raise _unresolved(config, error) from error
+    _refuse_text(command, config)
     return config
 
 
@@ -200,18 +201,29 @@ def _walk(tree: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
         yield from _walk(value, path)
 
 
-def refuse_other_kinds(command: Command, config: DictConfig) -> None:
-    """Refuse a word of the line with text where verl has a number, or with no group where it has one.
+#: Where verl's default is a number and text will do: a range as 0.5_2.0.
+_NUMBER_OR_TEXT = {"algorithm.rollout_correction.rollout_is_threshold"}
 
-    verl's own checks end in a TypeError or an AttributeError.
-    """
-    words = {re.sub(r"^[+~]+", "", word.partition("=")[0]) for word in command.overrides}
+
+def _given(command: Command, config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
+    """The keys that the line sets: verl's default and the value of each."""
     plain = _plain(command)
-    for key in sorted(words):
+    for key in sorted({word.partition("=")[0].lstrip("+") for word in command.overrides}):
         usual, value = (OmegaConf.select(c, key, throw_on_resolution_failure=False) for c in (plain, config))
-        if isinstance(usual, int | float) and isinstance(value, str):
+        yield key, usual, value
+
+
+def _refuse_text(command: Command, config: DictConfig) -> None:
+    """Refuse text where verl has a number: it may load the models before it fails."""
+    for key, usual, value in _given(command, config):
+        if isinstance(usual, int | float) and isinstance(value, str) and key not in _NUMBER_OR_TEXT:
             kind = "true or false" if isinstance(usual, bool) else "a number"
             raise ConfigError(key, value, f"must be {kind}; verl's default is {usual}")
+
+
+def refuse_no_group(command: Command, config: DictConfig) -> None:
+    """Refuse what is no group where verl has one, and where it must be one: its checks end in a TypeError or an AttributeError."""
+    for key, usual, value in _given(command, config):
         if OmegaConf.is_dict(usual) and not OmegaConf.is_dict(value):
             raise ConfigError(key, value, "must be a group of settings; leave it out")
 

@@ -22,7 +22,7 @@ from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.checks import check_counts
-from verl_adaptive.integration.composing import Command, compose, group_options, refuse_other_kinds
+from verl_adaptive.integration.composing import Command, compose, group_options, refuse_no_group
 from verl_adaptive.integration.dataloader import refuse_own_numbers
 from verl_adaptive.integration.facts import has_critic, identity_of
 from verl_adaptive.integration.resume import resume_of
@@ -35,13 +35,12 @@ from verl_adaptive.stats.table import StatsTable
 
 __all__ = [
     "Command",
-    "check_counts",
     "compose",
     "driver",
     "foresee",
     "group_options",
     "ray_workers",
-    "refuse_other_kinds",
+    "refuse_no_group",
     "validate",
     "validate_as_verl",
 ]
@@ -150,10 +149,11 @@ def is_lacking(program: str) -> bool:
 
 
 def validate(config: DictConfig) -> RunPlan:
-    """verl's own validation, then ours; the plan, in which what could not be looked at here is a note.
+    """verl's own validation and ours; the plan, in which what could not be looked at here is a note.
 
     ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
     """
+    check_counts(config)  # verl trips over them
     remarks = validate_as_verl(config)
     plan = RunPlan.of(config)
     _try_words(config)
