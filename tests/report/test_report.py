@@ -310,10 +310,27 @@ def test_every_source_says_when_it_was_solved_first(tmp_path) -> None:
     assert all(first and 0 <= cut <= 1 for cut, first in (history.of_source[f"s{i}"] for i in range(30)))
 
 
+@pytest.mark.parametrize(("words", "found"), [([], 0), (["--data", "train.parquet"], 2)])
+def test_commands_on_the_page_find_what_it_lists(words, found, tmp_path, call, monkeypatch) -> None:
+    """Of a store without data sources, by an id: stats and export were not told the id, nor the data set."""
+    monkeypatch.chdir(tmp_path)
+    rows = rows_of(120, lambda i: ("easy", "hopeless")[i % 2])
+    lines = [json.dumps({"uid": str(i), "n": 24, "successes": 0 if i % 2 or i == 4 else 20}) for i in range(120)]
+    (tmp_path / "eval.jsonl").write_text("\n".join(lines))
+    write_dataset(tmp_path / "train.parquet", [{**row, "uid": str(i)} for i, row in enumerate(rows)])
+    page = html.unescape(page_of("eval.jsonl", tmp_path, "--id-key", "uid", *words))
+    commands = [shlex.split(c) for c in re.findall(r'<code class="command">verl-adaptive ([^<]*)</code>', page)]
+    assert [command[0] for command in commands] == ["stats"] * found + ["export"] * 2
+    for i, command in enumerate(commands):
+        command[2] = command[2] if command[0] == "stats" else f"{i}-{command[2]}"  # the file that is written
+        status, out, err = call(*command)
+        assert status == 0 and "selected prompts: 0" not in out and not err.startswith("0 "), command
+
+
 def test_commands_on_the_page_say_what_identifies_a_prompt() -> None:
     own = Identity("messages", "extra_info.id", {"images": "the pictures"})
     assert own.words()[:4] == ["--prompt-key", "messages", "--id-key", "extra_info.id"] and Identity().words() == []
-    _, kept = _commands(
+    _, (_, kept) = _commands(
         {"argument": "r", "data": "d", "identity": own.words(), "kind": "journal"}, "visits > 1", "visits < 2"
     )
     assert "--data d --prompt-key messages --id-key extra_info.id --media-key 'images=the pictures' --where" in kept

@@ -121,15 +121,27 @@ def render(collected: Collected, *, live: Live | None = None) -> str:
 
 
 def _stats_command(facts: dict[str, Any], where: str) -> str:
-    return clean(f"verl-adaptive stats {shlex.quote(facts['argument'])} --where {shlex.quote(where)}")
+    """With the data set that the page has: of some stores it alone knows the data sources."""
+    data = [] if facts["data"] is None else ["--data", facts["data"]]
+    return _command(facts, "stats", *data, where=where)
 
 
-def _commands(facts: dict[str, Any], where: str, keep: str) -> tuple[str, str]:
-    """To write all of them to a file, and to leave them out of the data set."""
-    data = shlex.join([facts.get("data") or "train.parquet", *facts["identity"]])
-    export = f"verl-adaptive export {shlex.quote(facts['argument'])}"
-    kept = f"{export} kept.parquet --data {data} --where {shlex.quote(keep)} --keep-unseen"
-    return clean(f"{export} list.csv --where {shlex.quote(where)}"), "" if facts["kind"] == "rollouts" else clean(kept)
+def _commands(facts: dict[str, Any], where: str, keep: str) -> list[tuple[str, str]]:
+    """To write all of them to a file, and to leave them out of the data set; each with what it does."""
+    out, data = [], facts["data"] or "train.parquet"
+    # to a list, export cannot add the data sources that only the data set knows
+    if facts["data"] is None or facts["kind"] in ("journal", "snapshot"):
+        command = _command(facts, "export", "list.csv", where=where)
+        out.append(("write all of them to a file (.csv, .parquet, .jsonl)", command))
+    if facts["kind"] != "rollouts":
+        command = _command(facts, "export", "kept.parquet", "--keep-unseen", "--data", data, where=keep)
+        out.append(("leave them out of the data set", command))
+    return out
+
+
+def _command(facts: dict[str, Any], name: str, *words: str, where: str) -> str:
+    """A command about the page's store, which reads it as the page did."""
+    return clean(shlex.join(["verl-adaptive", name, facts["argument"], *words, *facts["identity"], "--where", where]))
 
 
 def _subtitle(facts: dict[str, Any], history: History | None) -> str:
