@@ -92,8 +92,8 @@ class History:
         self.calibration = np.zeros((10, 4))
         self.hearing = Hearing(run)
         self._seen, self._won, self._tried, self._mixed = np.zeros((4, len(run.table)))  # of each prompt so far
-        self._sizes, self._all_sizes = Counter[int](), Counter[int]()  # of trained groups, of all
-        self._trained = 0
+        self._sizes, self._all_sizes = Counter[int](), Counter[int]()  # of kept groups, of all
+        self._kept = 0
         for window in run.windows():
             self._add(window)
             self.hearing.add(window)
@@ -124,9 +124,9 @@ class History:
         self._sum(w, home)
         good = w.usable
         self._visit(w.row[good], w.rate[good], w.n[good].astype(np.float64), w.flat[good])
-        trained = good & w.trained
-        self._trained += int((trained & ~w.flat).sum())
-        for sizes, chosen in ((self._sizes, trained), (self._all_sizes, good)):
+        kept = good & w.kept
+        self._kept += int((kept & ~w.flat).sum())
+        for sizes, chosen in ((self._sizes, kept), (self._all_sizes, good)):
             sizes.update(w.n[chosen].tolist())
 
     def _sum(self, w: Window, home: np.ndarray) -> None:
@@ -181,7 +181,8 @@ class History:
 
         Uniform meets a prompt's variance as often as the prompt showed it here, every visited prompt with the same
         weight. That is only fair if groups were of one size; larger ones show variance more often. What was aborted, failed
-        or lost is on neither side: uniform allocation would have it, too. ``gaps`` are those of the run.
+        or lost is on neither side, and a stale group counts as kept: uniform allocation would have these, too. ``gaps`` are those of
+        the run.
         """
         if gaps:
             # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
@@ -202,13 +203,13 @@ class History:
         if other > 0.05:
             return {"why": f"groups are of different sizes ({other:.0%} not of {n}), which cannot be compared fairly"}
         share = float((self._mixed[seen] / self._seen[seen]).mean())
-        if share <= 0 or not self._trained:
+        if share <= 0 or not self._kept:
             return {"why": "no group was informative"}
-        judged, needed = sum(size * count for size, count in self._all_sizes.items()), self._trained * n / share
+        judged, needed = sum(size * count for size, count in self._all_sizes.items()), self._kept * n / share
         return {
             "n": n,
             "share": share,
-            "groups": self._trained,
+            "groups": self._kept,
             "needed": needed,
             "judged": judged,
             "saved": 1 - judged / needed,

@@ -18,12 +18,12 @@ class Window(Visits):
     Attributes:
         reward_square: sum of the squares of the training rewards.
         clipped: rollouts as long as the limit; nan where the journal does not know.
-        trained: it trained.
+        kept: it trained, or was kept for it and is too old.
     """
 
     reward_square: np.ndarray
     clipped: np.ndarray
-    trained: np.ndarray
+    kept: np.ndarray
 
     @classmethod
     def of(cls, page: pa.Table, row: np.ndarray, tolerance: float) -> Window:
@@ -42,7 +42,7 @@ class Window(Visits):
             failed=column["failed"],
             reward_square=column["reward_sqsum"],
             clipped=np.array(column["clipped"], dtype=np.float64),
-            trained=column["outcome"] == "trained",
+            kept=np.isin(column["outcome"].astype(str), ("trained", "stale")),
         )
 
 
