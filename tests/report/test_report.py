@@ -328,6 +328,16 @@ def test_every_source_says_when_it_was_solved_first(tmp_path) -> None:
     assert all(first and 0 <= cut <= 1 for cut, first in (history.of_source[f"s{i}"] for i in range(30)))
 
 
+def test_cut_answers_are_those_that_training_counts(tmp_path) -> None:
+    """A failed group's were among them on the page, and not in the metric and the alarm."""
+    groups = Groups.from_lists([0, 1], [[1.0, 0.0], [0.0, 0.0]], failed=[False, True], tokens=[[9, 5], [9, 9]])
+    with Journal(tmp_path / "adaptive") as journal:
+        journal.begin(0)
+        journal.commit_step(1, groups, make_keys(2), ["trained", "failed"], sources=["s", "s"], longest=9)
+    history = collect(open_run(tmp_path)).history
+    assert history.hearing.judge.metrics()["adaptive/source/cut_share/s"] == history.of_source["s"][0] == 0.5
+
+
 @pytest.mark.parametrize(("words", "found"), [([], 0), (["--data", "train.parquet"], 2)])
 def test_commands_on_the_page_find_what_it_lists(words, found, tmp_path, call, monkeypatch) -> None:
     """Of a store without data sources, by an id: stats and export were not told the id, nor the data set."""

@@ -49,7 +49,8 @@ class History:
         of_source: data source → share of its answers that the length limit cut, and the step of its first success; None: not
             known, or none yet.
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
-            ``successes``, ``reward`` and ``tokens`` are of these, ``known`` those whose length was compared with the limit.
+            ``successes``, ``reward`` and ``tokens`` are of these, and so are ``known``, those whose length was compared with the
+            limit, and ``clipped``.
         rollouts: destination → rollouts in each bin.
         generated: rollouts up to each bin; nan where the journal does not say.
         visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
@@ -134,15 +135,15 @@ class History:
         cell = home * sources + self._source_of[w.row]
         code, solved = self._code[w.row], w.usable & (w.rate > 0)
         np.minimum.at(self._first, code[solved], w.step[solved])
-        judged, known = w.usable.astype(np.float64), np.isfinite(w.clipped).astype(np.float64)
+        judged = w.usable.astype(np.float64)
         values = {
             "groups": np.ones(len(cell)),
             "judged": judged,
             "rollouts": judged * w.n,
             "successes": np.where(w.usable, w.success, 0.0),
             "reward": np.where(w.usable, w.reward, 0.0),
-            "known": known * w.n,
-            "clipped": np.nan_to_num(w.clipped),
+            "known": judged * w.n * np.isfinite(w.clipped),
+            "clipped": judged * np.nan_to_num(w.clipped),
             "tokens": judged * w.tokens,
         }
         for kind, name in enumerate(("clipped", "known")):
