@@ -230,7 +230,7 @@ def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[n
     usual = float(np.median(took[inside] / apart[inside])) if inside.any() else 0.0
     took = np.where(inside, np.maximum(took, 0.0), usual * apart)
     late = -max(5, len(took) // 5)
-    pace = float(took[late:].sum() / apart[late:].sum()) if len(took) else float("nan")
+    pace = float(took[late:].sum() / apart[late:].sum()) if inside.any() else float("nan")
     return np.cumsum([usual * step[0], *took]) / 3600, pace  # when the first one began nobody wrote down
 
 
