@@ -395,7 +395,8 @@ def test_ticks_are_round_and_inside() -> None:
     for low, high in ((0, 1), (0, 35_184), (-0.2, 0.7), (3, 3), (0, 1e-6), (1e6, 1.1e6)):
         ticks = figures._ticks(low, high)
         assert 1 <= len(ticks) <= 8 and all(low - 1e-9 <= t <= high * (1 + 1e-9) + 1e-9 for t in ticks)
-    assert [figures.short(v) for v in (0.25, 1234, 3e6, float("nan"))] == ["0.25", "1.23k", "3M", "-"]
+    short = {0.25: "0.25", 999.6: "1k", 1234: "1.23k", 999_400: "999k", 999_999: "1M", 3e6: "3M", math.nan: "-"}
+    assert [figures.short(value) for value in short] == [*short.values()]
 
 
 def test_nothing_but_zeros_has_an_axis_that_begins_at_zero() -> None:

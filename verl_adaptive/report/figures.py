@@ -54,9 +54,9 @@ def short(value: float, digits: int = 3) -> str:
     """A number for an axis: 1.2k, 3M, 0.25."""
     if not math.isfinite(value):
         return "-"
-    size = abs(value)
+    value = float(f"{value:.{digits}g}")  # 999,999 is 1M
     for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if size >= limit:
+        if abs(value) >= limit:
             return f"{value / limit:.{digits}g}{unit}"
     return f"{value:.{digits}g}"
 
