@@ -320,7 +320,7 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
     (time,) = (line for line in call(*words, "--whole")[1].splitlines() if "training time" in line)
     assert time.split()[-2][0] == "+" and time.split()[-1] == "min"
     without_steps(tmp_path / "long", 1, 30)
-    assert "Not at equal rollouts: the longer run's journal lacks its first steps" in call(*words, "--visits", "1")[1]
+    assert "Not at equal rollouts; --whole" in call(*words, "--visits", "1")[1]
 
 
 @pytest.mark.parametrize(
