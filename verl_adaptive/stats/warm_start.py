@@ -108,13 +108,13 @@ def warm_start(
                 f"{run.source} has verl's rollouts, which do not say which prompt of the data set each is of; give a run's "
                 "checkpoints or journal, an export, or results with a prompt, a data source and a ground truth"
             )
-    offered, matched, rollouts = 0, np.zeros(len(table), dtype=bool), 0
+    offered, matched, rollouts = StatsTable(), np.zeros(len(table), dtype=bool), 0
     used: list[np.ndarray] = []
     for run in runs:
         evidence = run.table
         seen = np.flatnonzero(evidence.col("rollouts") > 0)
         rows = table.rows_for(evidence.keys[seen], create=False)
-        offered += len(seen)
+        offered.rows_for(evidence.keys[seen])
         matched[rows[rows >= 0]] = True
         pseudo = np.floor(discount * evidence.col("rollouts")[seen] + 0.5)
         use = (rows >= 0) & (pseudo > 0) & (table.col("visits")[np.maximum(rows, 0)] == 0)
@@ -125,7 +125,7 @@ def warm_start(
     report = WarmStartReport(
         source=text,
         kind=runs[0].kind if len(runs) == 1 else f"{len(runs)} runs",
-        offered=offered,
+        offered=len(offered),
         matched=int(matched.sum()),
         used=len(given),
         prompts=len(table),
