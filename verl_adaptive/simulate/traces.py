@@ -65,7 +65,7 @@ def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Tra
     run = open_run(os.fspath(source), success=lambda scores: at_least(scores, threshold).astype(np.float64))
     table = run.table
     if run.has_course:
-        seen = [(window, ~window.failed & (window.n > 0)) for window in run.windows()]
+        seen = [(window, window.usable) for window in run.windows()]
         row, step, n, successes, tokens = (
             np.concatenate([np.zeros(0, kind), *(getattr(window, name)[here] for window, here in seen)])
             for name, kind in _SEEN.items()
