@@ -73,7 +73,7 @@ def test_verls_rollouts_are_judged_by_the_threshold(tmp_path) -> None:
     for threshold, wins in ((0.5, 2), (0.7, 1)):
         trace = read_trace(tmp_path, threshold=threshold)
         assert (trace.n.tolist(), trace.successes.tolist()) == ([3], [wins])
-    assert "that a policy dropped are not in it" in trace.note
+    assert "dropped prompts and groups are not in it" in trace.note
 
 
 def test_results_of_an_evaluation_are_read(tmp_path) -> None:

@@ -149,6 +149,7 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert main(["report", str(folder), "-o", str(tmp_path / "r.html"), "--tries", "8"]) == 0, capsys.readouterr().err
     page = (tmp_path / "r.html").read_text()
     assert "what is 0?" in page and "Difficulty over time" in page and "that trained" in page
+    assert "rollouts generated<small>" not in page and "Where every rollout went" not in page  # nobody wrote it down
     assert ">tokens</th>" not in page  # they are not written down: not 0
     assert "trained and dropped" not in page and listed(page)[:2] == ["key", "expected"]
     rows = [
@@ -178,7 +179,8 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
         (tmp_path / f"plain-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     assert [one["step"] for one in open_run(tmp_path / "plain-1").validations()] == [0, 2, 10]
     assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2"]) == 0
-    assert "+0.500" in capsys.readouterr().out
+    out, err = capsys.readouterr()
+    assert "+0.500" in out and "rollouts generated" not in out and err.count("the rollouts that trained") == 2
     assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2", "--by", "tokens", "--plot", "x.svg"]) == 1
     (folder / "3.jsonl").write_text('{"input": "x"}')
     assert main(["stats", str(folder)]) == 1 and "3.jsonl, line 1: no score" in capsys.readouterr().err

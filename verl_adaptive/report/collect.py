@@ -89,7 +89,7 @@ def collect(
     if data is not None:
         out.conflicts = conflicts(data, limit, run.identity)
     if run.kind == "rollouts":
-        notes.append("verl writes down the rollouts that trained: prompts and groups that were dropped are not in it.")
+        notes += run.missing()
     drawn = [run, *(other for other in against if other.id != run.id)]  # a name of the run's own tells no other apart
     names = dict(zip((one.id for one in drawn), names_of(drawn), strict=True))
     for other in against:

@@ -57,7 +57,7 @@ class History:
         calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
         scalars: name → mean in each bin.
         hearing: what the judge found.
-        uniform: what uniform allocation would have cost, or why that is not said.
+        uniform: what uniform allocation would have cost, or why that is not said; empty of verl's rollouts.
         validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``, and with ``generated``
             from the steps where a validation does not say.
         plan: ``steps`` and ``rollouts`` planned, as far as the run said.
@@ -105,9 +105,7 @@ class History:
                 run.table.sources, *self._cut.tolist(), self._first.tolist(), strict=True
             )
         }
-        self.uniform: dict[str, Any] = {"why": "verl writes down the rollouts that trained alone"}
-        if run.kind != "rollouts":
-            self.uniform = self._uniform(run.gaps(), len(numbers))
+        self.uniform = {} if run.kind == "rollouts" else self._uniform(run.gaps(), len(numbers))
 
     def rate(self, top: str, bottom: str, axis: bool = True) -> np.ndarray:
         """``top / bottom`` of :data:`SUMS` in each bin, over all sources (or, ``axis=False``, for each)."""

@@ -71,6 +71,7 @@ def overview(run: Run, *, tries: int = 16) -> dict[str, Any]:
         if steps.num_rows:
             numbers = steps.column("step").to_pylist()
             out["first_step"], out["last_step"] = numbers[0], numbers[-1]
-            out["ledger"] = ledgers_of(steps.column("ledger")[-1].as_py())[1]
+            if run.kind == "journal":  # verl's rollouts do not say what was generated
+                out["ledger"] = ledgers_of(steps.column("ledger")[-1].as_py())[1]
         out["gaps"] = [list(gap) for gap in run.gaps()]
     return out

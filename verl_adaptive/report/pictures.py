@@ -143,6 +143,8 @@ def pictures(collected: Collected) -> dict[str, Any]:
     }
     if history is not None:
         out |= {**_course(history), **_answers(history), **_calibration(history), "scalars": _scalars(history)}
+    if facts["kind"] == "rollouts":  # all of them trained
+        del out["fate"]
     if facts["single"]:  # right or wrong, and never with variance: these would show two values and zeros
         for name in ("visits", "variance"):
             out.pop(name, None)

@@ -13,8 +13,7 @@ from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.run import open_run
 
 _SEEN = {"row": np.int64, "step": np.int64, "n": np.float64, "success": np.float64, "tokens": np.float64}
-_TRAINED = "verl dumps the rollouts that trained: prompts and groups that a policy dropped are not in it"
-_KINDS = {"results": "results of an evaluation", "snapshot": "snapshot", "journal": "journal"}
+_KINDS = {"results": "results of an evaluation", "rollouts": "verl's rollouts"}
 
 
 @dataclass
@@ -78,7 +77,6 @@ def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Tra
         raise StoreError(f"{source} holds no finished rollout: there is nothing to simulate")
     used, prompt = np.unique(row, return_inverse=True)
     length = np.bincount(prompt, tokens)
-    dumped = run.kind not in _KINDS
     return Trace(
         keys=table.keys[used].copy(),
         prompt=prompt,
@@ -86,8 +84,8 @@ def read_trace(source: str | os.PathLike[str], *, threshold: float = 0.5) -> Tra
         n=n,
         successes=np.clip(successes, 0.0, n),
         tokens=np.where(length > 0, length / np.bincount(prompt, n), np.nan),
-        kind="verl's rollouts" if dumped else _KINDS[run.kind],
+        kind=_KINDS.get(run.kind, run.kind),
         where=run.where,
-        note=_TRAINED if dumped else "; ".join(run.missing()),
+        note="; ".join(run.missing()),
         sources=table.source_names(used) if len(table.sources) > 1 else None,
     )

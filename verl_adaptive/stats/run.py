@@ -229,7 +229,11 @@ class Run:
             return self._journal.gaps()
 
     def missing(self) -> list[str]:
-        """:meth:`gaps` in words, for people; none of a store without steps."""
+        """What the course leaves out, in words, for people: :meth:`gaps`; of verl's rollouts, those that did not train."""
+        if self.kind == "rollouts":
+            return [
+                f"{self.name}: verl writes down the rollouts that trained; dropped prompts and groups are not in it"
+            ]
         gaps = self.gaps() if self.has_course else []
         return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
 
