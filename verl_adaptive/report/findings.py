@@ -10,6 +10,7 @@ from verl_adaptive.config import AlarmConfig
 from verl_adaptive.report.course import CLASSES, History
 from verl_adaptive.report.judge import SOLVED, SUSPECTED, Finding, dead, fallen, of_source, unsolved
 from verl_adaptive.report.learning_curve import headline
+from verl_adaptive.significance import sampling
 from verl_adaptive.stats.chance import LISTED, fdr_score, upper_tail
 from verl_adaptive.stats.prompts import Prompts
 
@@ -86,9 +87,9 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
     out = []
     for source in np.flatnonzero(counts >= _PAIRS).tolist():
         count, mean, level = int(counts[source]), float(means[source]), float(levels[source])
-        error = float(np.sqrt(spread[source] / count))
+        half = sampling(float(np.sqrt(spread[source] / count)))
         name, where = table.sources[source] or "(unknown)", of_source(table.sources[source])
-        said = f"{round(mean, 3) + 0.0:+.3f} ± {2 * error:.3f} over {count:,} prompts visited at least twice"
+        said = f"{round(mean, 3) + 0.0:+.3f} ± {half:.3f} over {count:,} prompts visited at least twice"
         if fall[source] >= LISTED:
             out.append(
                 Finding(
@@ -98,7 +99,7 @@ def _moves(prompts: Prompts, history: History | None) -> list[Finding]:
                     f"{where} and change < 0",
                 )
             )
-        elif 0 <= mean + 2 * error < 0.02 and 0 < level < SOLVED:
+        elif 0 <= mean + half < 0.02 and 0 < level < SOLVED:
             out.append(
                 Finding(False, f"{name}: stands still ({said})", "Nothing is learned from it at present.", where)
             )
