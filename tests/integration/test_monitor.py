@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -28,12 +27,12 @@ def told(caplog):
 
 def watched(monkeypatch, steps: int, *, tracking=None, fields=frozenset(), **config):
     engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.where(np.arange(60) < 50, 0.6, 0.0))
-    monkeypatch.setattr(monitor, "_fields", lambda batch: fields)
+    monkeypatch.setattr(monitor, "_fields", lambda keys: fields)
     made = AdaptiveConfig.from_mapping({"name": "t", **config})
     looker = monitor.Monitor(made, engine, longest=3, tracking=lambda: tracking)
     out = []
     for step in range(1, steps + 1):
-        out.append(looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train")))
+        out.append(looker.step(step, run_step(engine, world, step), []))
     return engine, out
 
 
@@ -48,13 +47,12 @@ def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
 def test_answers_of_several_short_outputs_are_not_cut(told) -> None:
     engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.full(60, 0.5))
     looker = monitor.Monitor(AdaptiveConfig(), engine, longest=1000, tracking=lambda: None)
-    batch = SimpleNamespace(keys=[], partition_id="train")
     shares = []
     for step, longest in enumerate([400, 400, 1000], 1):
         result = run_step(engine, world, step)
         result.groups.tokens, result.groups.shorter = np.full(128, 1200), np.full(128, 1200 - longest)
         looker._asked = 3  # what the reward function gives is no matter here
-        (share,) = [v for k, v in looker.step(step, result, batch).items() if k.startswith("adaptive/source/cut_share")]
+        (share,) = [v for k, v in looker.step(step, result, []).items() if k.startswith("adaptive/source/cut_share")]
         shares.append(share)
     assert shares == [0.0, 0.0, 1.0]
 
@@ -92,7 +90,7 @@ def test_an_acc_that_is_the_reward_is_no_other_field(queue, rewards, accs, diffe
         for i, (reward, acc) in enumerate(zip(rewards, accs, strict=True))
     ]
     tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}] * len(keys))
-    assert monitor._fields(SimpleNamespace(keys=keys, partition_id="train")) == ({"acc"} if differs else frozenset())
+    assert monitor._fields(keys) == ({"acc"} if differs else frozenset())
 
 
 def test_a_bare_number_that_is_graded_late_is_no_unused_acc(monkeypatch, told) -> None:
@@ -100,11 +98,11 @@ def test_a_bare_number_that_is_graded_late_is_no_unused_acc(monkeypatch, told) -
     engine, world = make_engine(batch=16, n=8, M=60, p=np.full(60, 0.5))
     looker = monitor.Monitor(AdaptiveConfig(), engine, longest=1000, tracking=lambda: None)
     asked = []
-    monkeypatch.setattr(monitor, "_fields", lambda batch: asked.append(step) or frozenset({"acc"} if step > 4 else ()))
+    monkeypatch.setattr(monitor, "_fields", lambda keys: asked.append(step) or frozenset({"acc"} if step > 4 else ()))
     for step in range(1, 7):
         result = run_step(engine, world, step)
         result.groups.reward[0] = 0.1 * (step == 3)
-        out = looker.step(step, result, SimpleNamespace(keys=[], partition_id="train"))
+        out = looker.step(step, result, [])
     assert asked == [4, 5]  # once it is graded, until an acc differs
     assert out["adaptive/alarm/unused_acc"] == 1
     assert sum("adaptive.signal=acc" in r.getMessage() for r in told.records) == 1
@@ -133,10 +131,10 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
         if state is not None:
             looker.load_state_dict(join_state(*split_state(state)))
         for step in range(1, count + 1):
-            looker.step(step, run_step(engine, world, step), SimpleNamespace(keys=[], partition_id="train"))
+            looker.step(step, run_step(engine, world, step), [])
         return looker.state_dict(), [r.getMessage() for r in told.records if "alarm:" in r.getMessage()]
 
-    monkeypatch.setattr(monitor, "_fields", lambda batch: frozenset({"acc"}))
+    monkeypatch.setattr(monitor, "_fields", lambda keys: frozenset({"acc"}))
     state, lines = steps(3, None)
     assert len(lines) == 2 and "repeat" in lines[0] and "not one success" in lines[1]
     again, lines = steps(3, state)

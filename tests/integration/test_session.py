@@ -18,7 +18,7 @@ import transfer_queue as tq
 from torch.utils.data import Dataset, SequentialSampler
 from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.core_algos import FixedKLController
-from verl.trainer.ppo.v1 import get_trainer_cls
+from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
 from tests.integration.common import composed, left, listed
@@ -28,7 +28,7 @@ from verl_adaptive.advantages.verl import Verl
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Requests
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration import rewards
+from verl_adaptive.integration import monitor, rewards
 from verl_adaptive.integration.abort import Aborted
 from verl_adaptive.integration.advantage import register_estimator, trajectory_rows
 from verl_adaptive.integration.dataloader import DataloaderPrompts
@@ -468,6 +468,26 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     trainer._shutdown_dump_executor()
     rows = [json.loads(line) for line in (tmp_path / "5.jsonl").read_text().splitlines()]
     assert sorted(row["uid"] for row in rows) == sorted(batch.keys) and {row["gts"] for row in rows} == {"4"}
+    tq.kv_clear(keys=keys, partition_id="train")
+    clear(batch)
+
+
+def test_what_a_reward_function_gives_is_read_off_rollouts_and_not_off_padding(queue, monkeypatch):
+    """A padding row has the ``acc`` of its source and a reward of 0: a bare number was taken for another field."""
+    session = session_of(Workers(signal="acc"))
+    batch = batch_of(session)
+    trainer, asked = trainer_of(session), []
+    rows = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
+    keys, tags = trainer._padding(rows, np.zeros(1, bool), *trainer._padding_row(rows))
+    padded = KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags)
+    monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing_raw: padded)
+    monkeypatch.setattr(monitor, "_fields", lambda *rows, real=monitor._fields: asked.append(real(*rows)) or asked[-1])
+    trainer.plan, trainer.run_store = SimpleNamespace(longest=64), SimpleNamespace(commit=lambda *_: None)
+    trainer._monitor = monitor.Monitor(session.config, session.engine, longest=64, tracking=lambda: None)
+    trainer._monitor._judge._rewards = {0.0, 0.5, 1.0}  # graded
+    trainer.total_training_steps = 9
+    trainer.step({}, {})
+    assert asked == [frozenset()]
     tq.kv_clear(keys=keys, partition_id="train")
     clear(batch)
 

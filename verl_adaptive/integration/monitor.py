@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 import transfer_queue as tq
-from transfer_queue import KVBatchMeta
 
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine, StepResult
+from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.rewards import info_of, sums
 from verl_adaptive.integration.tables import WANDB, log_lists
 from verl_adaptive.report.judge import Finding, Judge
@@ -50,11 +50,11 @@ class Monitor:
         self._asked = 0
         self._broken: set[str] = set()
 
-    def step(self, step: int, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
-        """The alarms' metrics of a step; their lines go to our log."""
+    def step(self, step: int, result: StepResult, keys: Sequence[str]) -> dict[str, float]:
+        """The alarms' metrics of a step; their lines go to our log. ``keys`` are of rollouts in TransferQueue, without padding."""
         out: dict[str, float] = {}
         if self.config.alarms.enabled:
-            self._guarded("alarms", lambda: out.update(self._alarm(step, result, batch)))
+            self._guarded("alarms", lambda: out.update(self._alarm(step, result, keys)))
         every = self.config.log_lists
         if every and step % every == 0:
             self._guarded("lists", lambda: log_lists(self.tracking(), self.engine.table, step))
@@ -84,10 +84,10 @@ class Monitor:
             self._broken.add(what)
             logger.warning("%s are off from now on, training goes on: %s: %s", what, type(error).__name__, error)
 
-    def _alarm(self, step: int, result: StepResult, batch: KVBatchMeta) -> dict[str, float]:
+    def _alarm(self, step: int, result: StepResult, keys: Sequence[str]) -> dict[str, float]:
         if self._asked < 3 and not self._judge.fields and self.config.signal == "reward" and self._judge.graded:
             self._asked += 1
-            self._judge.fields = _fields(batch)
+            self._judge.fields = _fields(keys[:_LOOKED_AT])
         groups = result.groups
         groups = groups.select(~groups.failed & (groups.n > 0))
         cut = groups.sum((groups.longest >= self.longest).astype(np.float64))
@@ -108,13 +108,13 @@ class Monitor:
                 backend.alert(title="verl-adaptive", text=text, level="WARN")
 
 
-def _fields(batch: KVBatchMeta) -> frozenset[str]:
-    """``acc``, where the reward function gives one that is another number than the reward, by a few rows of the batch.
+def _fields(keys: Sequence[str]) -> frozenset[str]:
+    """``acc``, where the reward function gives one that is another number than the reward, by these rows.
 
     verl's reward managers call a bare number ``acc``, which is the reward itself, and no other field.
     """
-    keys, fields = list(batch.keys[:_LOOKED_AT]), ["extra_fields", "rm_scores"]
-    data = tq.kv_batch_get(keys=keys, partition_id=batch.partition_id, select_fields=fields) if keys else {}
+    fields = ["extra_fields", "rm_scores"]
+    data = tq.kv_batch_get(keys=list(keys), partition_id=PARTITION, select_fields=fields) if keys else {}
     if not set(data.keys()).issuperset(fields):
         return frozenset()
     given = (info_of(extra).get("acc") for extra in data["extra_fields"])

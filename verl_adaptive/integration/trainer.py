@@ -184,7 +184,7 @@ class AdaptiveMixin(MinibatchMixin):
         more = {"updates": now.updates, "max_response_length": self.plan.longest}
         times = self.session.timings.metrics() if isinstance(self.session, Session) else None
         metrics.update(step_metrics(self.engine, result, now.layouts, times=times, **more))
-        metrics.update(self._monitor.step(self.global_steps, result, batch))
+        metrics.update(self._monitor.step(self.global_steps, result, self.session.batch.keys))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
