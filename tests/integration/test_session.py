@@ -718,6 +718,23 @@ def test_the_group_that_comes_back_first_may_lack_the_signal(queue):
     made.close(range(2))
 
 
+def test_a_rollout_lost_for_want_of_the_signal_is_not_put_down_to_its_reward_alone(queue, caplog):
+    """The log named a session that raised and a reward that is not finite, and every reward was there."""
+    session = session_of(Workers(), signal="acc")
+    session.engine.flight = requests_of(0, n=3)
+    session.queue.ask(0, "g0", 3, 0)
+    rollouts_of("g0", [1, 1], {"acc": 1.0})
+    tq.kv_batch_put(
+        keys=["g0_2_0"],
+        partition_id="train",
+        fields=tu.list_of_dict_to_tensordict([{"rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": {}}}]),
+        tags=[{"response_len": 1}],
+    )
+    session.fetch(session.timeout())
+    assert "1 of 3 rollouts" in caplog.text and "or its reward or adaptive.signal is missing" in caplog.text
+    session.queue.close([0])
+
+
 def test_where_no_rollout_has_a_reward_the_signal_is_not_what_is_missed(queue):
     """The reward function is broken: the error about the option would lead astray."""
     made = asked_for(1, 2, signal="acc")

@@ -176,8 +176,8 @@ class RolloutClient(Generic[E]):
         step, failures, lost = self.handles.step_of(), int(results.failed.sum()), int(results.lost.sum())
         if lost:
             logger.warning(
-                "step %d: %d of %d rollouts of %s were lost (a session raised or returned nothing, or its reward is "
-                "not finite). %s",
+                "step %d: %d of %d rollouts of %s were lost (a session raised or returned nothing, or its reward or "
+                "adaptive.signal is missing or not finite). %s",
                 step,
                 lost,
                 lost + results.rollouts,

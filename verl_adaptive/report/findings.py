@@ -128,7 +128,10 @@ def _failures(history: History) -> list[Finding]:
     share = float(groups[CLASSES.index("failed")] / max(1, groups.sum()))
     if share < _FAILED:
         return []
-    why = "Sessions raised or returned nothing, or rewards were not finite: the training's log has a warning in each such step."
+    why = (
+        "Sessions raised or returned nothing, or rewards or adaptive.signal were missing or not finite: the training's log has a "
+        "warning in each such step."
+    )
     return [Finding(True, f"{share:.0%} of the latest groups failed", why, "failures > 0")]
 
 
