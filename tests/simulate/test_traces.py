@@ -143,6 +143,18 @@ def test_drawn_rates_spread_as_the_true_ones_do_and_not_as_the_observed_ones() -
     assert not np.array_equal(made, knot_rates(trace, 1)[1])
 
 
+def test_a_policy_that_visits_middling_prompts_most_leaves_the_pool_as_it_is() -> None:
+    """As greso, cero and pilot_commit do: weighed by rollouts, its trace had far more prompts of middling rates than there are."""
+    p = np.random.default_rng(1).beta(0.5, 0.8, 20_000)
+    trace, more = trace_of(p, 8), trace_of(p, 64, seed=1)
+    often = (trace.successes > 0) & (trace.successes < 8)
+    trace.n[often] += 64
+    trace.successes[often] += more.successes[often]
+    _, made = knot_rates(trace, 0)
+    assert made.mean() == pytest.approx(p.mean(), abs=0.01)
+    assert (made * (1 - made)).mean() == pytest.approx((p * (1 - p)).mean(), rel=0.05)
+
+
 def test_rates_over_time_follow_the_trace() -> None:
     p = np.full(3_000, 0.2)
     trace = trace_of(p, 16, steps=30, move=0.6)

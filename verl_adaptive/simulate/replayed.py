@@ -1,12 +1,13 @@
 """A world made from a trace: each prompt's pass rate, over time where the trace has time.
 
 Estimation. Successes of one prompt are binomial; the prompts' pass rates come from one Beta(a, b), fitted by moments
-(:func:`~verl_adaptive.stats.chance.fit_beta`). A prompt's rate is then *drawn* from its posterior, not set to its mean:
+(:func:`~verl_adaptive.stats.chance.fit_beta`), in which every prompt weighs the same: the run's policy may have given those of
+middling rates most of its rollouts. A prompt's rate is then *drawn* from its posterior, not set to its mean:
 eight failures of eight leave open how hopeless a prompt is, and means would make all such prompts alike and the pool too
 narrow.
 
 Time. At up to eight points from the trace's first step to its last, a prompt's evidence counts with weight
-``2^{−|t − step|/half-life}``, and the prior's mean is that of all evidence so weighted; the draws at all knots use the same random bits, so that a prompt's path moves as its
+``2^{−|t − step|/half-life}``, and the prior's mean is that of the prompts' rates so weighted; the draws at all knots use the same random bits, so that a prompt's path moves as its
 evidence does. Between knots rates are linear, and after the last they stay. Simulated step s is the trace's step
 ``first + s − 1``: the pool moves as it did in the recorded run, *whatever the simulated policy trains on*. To let the
 policy's own choices move it, take the trace as the start of a learning pool.
@@ -42,15 +43,15 @@ def knot_rates(trace: Trace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     knots = min(_KNOTS, trace.steps)
     times = np.linspace(first, last, knots) if knots > 1 else np.array([float(first)])
     n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
-    strength = sum(fit_beta(n, wins))
+    strength = sum(fit_beta(n, wins, by_prompt=True))
     half = max(_HALF_LIFE * (last - first), 1e-9)
     draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
     out = np.empty((len(times), count), dtype=np.float32)
     for k, time in enumerate(times):
         weight = np.ones(len(trace.step)) if knots == 1 else np.exp2(-np.abs(trace.step - time) / half)
         seen, won = (np.bincount(trace.prompt, weight * v, minlength=count) for v in (trace.n, trace.successes))
-        mean = (float(won.sum()) + 0.5) / (float(seen.sum()) + 1.0)
-        prior = np.array([mean, 1.0 - mean]) * strength
+        prior = np.array(fit_beta(seen, won, by_prompt=True))
+        prior *= strength / prior.sum()
         out[k] = draw_beta(prior[0] + won, prior[1] + np.maximum(seen - won, 0.0), draw, "replay.rate", hi, lo)
     return times, out
 
