@@ -172,6 +172,10 @@ def test_one_epoch_is_too_short_for_what_learns_from_earlier_visits(cost, tmp_pa
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
     warm, lines = cost("+adaptive=greso", "trainer.total_epochs=1", f"adaptive.warm_start={tmp_path / 'earlier'}")
     assert warm.sense == [] and "of the warm start" in lines["cost"]
+    make_run(tmp_path / "runs" / "one", steps=4, run_id="p/e")
+    make_run(tmp_path / "runs" / "two", steps=4, run_id="p/f", seed=1)
+    several, lines = cost("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'runs'}")
+    assert "of the warm start" in lines["cost"] and several.range is None
 
 
 @pytest.mark.usefixtures("not_simulated")

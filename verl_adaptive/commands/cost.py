@@ -264,7 +264,7 @@ def _sense(plan: RunPlan, passes: float | None) -> list[str]:
 
 def yield_of(plan: RunPlan) -> tuple[float, float, str]:
     """Share of GRPO's groups that have variance, share of the others that is all wrong, and where they are known from."""
-    from verl_adaptive.stats import open_run
+    from verl_adaptive.stats import open_runs
 
     adaptive, places = plan.adaptive, []
     if adaptive.warm_start is not None:
@@ -273,11 +273,12 @@ def yield_of(plan: RunPlan) -> tuple[float, float, str]:
         places.append((plan.place.folder, f"of this run's earlier steps in {plan.place.folder}"))
     for source, words in places:
         try:
-            table = open_run(source, **plan.results).table
+            tables = [run.table for run in open_runs(source, **plan.results)]
         except AdaptiveError:
             continue  # a run that is not in the journal yet; what cannot be read is a finding of its own
-        varied = _varied(table, adaptive.tolerance)
-        found = group_shares(table.col("rollouts"), table.col("successes"), plan.rollout_n, varied)
+        rollouts, successes = (np.concatenate([t.col(name) for t in tables]) for name in ("rollouts", "successes"))
+        varied = np.concatenate([_varied(table, adaptive.tolerance) for table in tables])
+        found = group_shares(rollouts, successes, plan.rollout_n, varied)
         if found is not None:
             return *found, words
     return (
