@@ -150,6 +150,15 @@ def test_a_run_that_ends_before_its_rollouts_are_spent_says_what_else_to_set(cos
     assert "spends all of its rollouts, in about 20 steps" in lines["equal cost"]
 
 
+def test_an_epoch_goes_through_rows_of_which_several_are_of_one_prompt(cost, tmp_path) -> None:
+    """DAPO-Math-17k has each prompt a hundred times; of fewer prompts than a batch, the run was said to need no epochs."""
+    data = write_dataset(tmp_path / "twice.parquet", hostile_rows(40) * 2)
+    words = ("trainer.total_epochs=3", "adaptive.total_rollouts=20480")
+    found, _ = cost("+adaptive=grpo", f"data.train_files={data}", *words)
+    assert found.passes == 3.0
+    assert found.equal == "adaptive.total_rollouts=20480 trainer.total_training_steps=20 trainer.total_epochs=20"
+
+
 STEPS = ("trainer.total_training_steps=20",)
 
 

@@ -118,16 +118,17 @@ def cost_of(plan: RunPlan) -> Cost:
     batch, n, steps, plain = plan.batch, plan.rollout_n, plan.steps, _plain(plan)
     share, hopeless, known = (ASSUMED, HOPELESS, "") if plain else yield_of(plan)
     cost = Cost(batch * n, None if steps is None else batch * n * steps, share, known)
-    if plan.prompts and steps:
-        cost.passes = steps * batch / plan.prompts
+    visits = None  # of a prompt, which may be in several rows
+    if plan.prompts and plan.epoch and steps:
+        cost.passes, visits = steps / plan.epoch, steps * batch / plan.prompts
     elif steps is None:  # the data are not here: whatever their size, verl goes through them so often
-        cost.passes = float(plan.epochs)
+        cost.passes = visits = float(plan.epochs)
     cost.at_most = bool(plan.uncounted) and steps is not None
-    cost.sense = _sense(plan, cost.passes)
+    cost.sense = _sense(plan, visits)
     if plain:
         cost.factor, cost.step = 1.0, cost.grpo_step
     else:
-        _simulate(cost, plan, hopeless)
+        _simulate(cost, plan, hopeless, max(0.5, visits or 2.0))
         cost.measured = _measured(plan)
     if cost.step is None or cost.factor is None:
         return cost
@@ -149,9 +150,8 @@ def _equal(cost: Cost, plan: RunPlan) -> None:
     if cost.equal_steps and plan.steps and cost.equal_steps > plan.steps:
         cost.equal += f" trainer.total_training_steps={cost.equal_steps}"
         # verl ends with the steps or with the epochs, whichever is first
-        per_epoch = plan.prompts // plan.batch if plan.prompts else 0
-        if per_epoch and cost.equal_steps > plan.epochs * per_epoch:
-            cost.equal += f" trainer.total_epochs={math.ceil(cost.equal_steps / per_epoch)}"
+        if plan.epoch and cost.equal_steps > plan.epochs * plan.epoch:
+            cost.equal += f" trainer.total_epochs={math.ceil(cost.equal_steps / plan.epoch)}"
 
 
 def _two(value: float) -> str:
@@ -168,13 +168,12 @@ def _plain(plan: RunPlan) -> bool:
     return same and not chosen and plan.policy.sampler.whole_batches
 
 
-def _simulate(cost: Cost, plan: RunPlan, hopeless: float) -> None:
+def _simulate(cost: Cost, plan: RunPlan, hopeless: float, passes: float) -> None:
     """Fill in rollouts and waiting, or why they cannot be known."""
     from verl_adaptive.simulate import ClockConfig, expected_waiting
 
     engines, slots, longest = plan.engines, plan.slots, plan.longest
     clock = ClockConfig.guess(replicas=max(1, engines), slots=slots, cap=longest)
-    passes = max(0.5, cost.passes or 2.0)
     setting: dict[str, Any] = {
         "batch": plan.batch,
         "n": plan.rollout_n,
@@ -243,7 +242,7 @@ def _passes(factors: tuple[float, float] | None) -> str:
 
 
 def _sense(plan: RunPlan, passes: float | None) -> list[str]:
-    """Whether the preset's parts have what they decide by in a run of so many passes."""
+    """Whether the preset's parts have what they decide by in a run of so many passes over its different prompts."""
     will = plan.policy.sampler.unvisited
     if passes is None or plan.adaptive.warm_start is not None or not will:
         return []

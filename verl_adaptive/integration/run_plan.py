@@ -54,6 +54,7 @@ class RunPlan:
         groups, n: groups that a step trains, and rollouts of each.
         steps: planned steps; None: not known.
         prompts: different prompts of the training set; None: not known.
+        epoch: steps of one of verl's epochs, which go through all rows; None: not known.
         uncounted: what verl will still do to them, so that prompts and steps may be fewer.
         first_round, resume: rollouts that the policy asks for first, and what the run starts from, where ``doctor`` looked.
     """
@@ -89,6 +90,7 @@ class RunPlan:
     n: int = 0
     steps: int | None = None
     prompts: int | None = None
+    epoch: int | None = None
     uncounted: str = ""
     first_round: int | None = None
     resume: str = ""
@@ -167,14 +169,16 @@ class RunPlan:
         """
         batch, steps, notes = self.batch, self.asked_steps, list(self.notes)
         prompts = rows if prompts is None else prompts
+        epoch = None
         if rows is not None:
+            epoch = rows // batch
             check(
                 rows >= batch or self.only_validates,
                 "data.train_batch_size",
                 batch,
                 f"the training set has only {counted(rows, 'prompt')}; use at most that",
             )
-            by_epochs = self.epochs * (rows // batch)
+            by_epochs = self.epochs * epoch
             if steps is not None and by_epochs < steps:
                 notes.append(
                     f"trainer.total_epochs={self.epochs}: verl stops after {counted(by_epochs, 'step')}, before "
@@ -210,6 +214,7 @@ class RunPlan:
             n=shape.n,
             steps=steps,
             prompts=prompts,
+            epoch=epoch,
             uncounted=uncounted if rows is not None else "",
         )
 
