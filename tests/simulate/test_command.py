@@ -56,9 +56,14 @@ def test_the_json_holds_every_row_and_what_it_depends_on(call) -> None:
 
 
 def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
-    make_run(tmp_path / "run", steps=12, snapshot=False)
-    status, out, err = call("simulate", "--trace", tmp_path / "run", "--batch", 8, "--steps", 5, "--preset", "greso")
-    assert (status, err) == (0, "") and "journal of" in out and "5 steps a run" in out
+    make_run(tmp_path / "run", steps=12)
+    words = ("--batch", 8, "--steps", 5, "--preset", "greso", "--trace", tmp_path / "run")
+    status, out, err = call("simulate", *words)
+    assert (status, err) == (0, "") and "journal of 60 prompts, 12 steps; " in out and "5 steps a run" in out
+    status, out, _ = call("simulate", *words[:-1], tmp_path / "run" / "global_step_12", "--pool", "mixed:failure=0.5")
+    assert "snapshot of 60 prompts, whose rates move as in pool mixed:failure=0.5; " in out  # once "1 step"
+    assert re.search(r"rollouts not trained .*failed", out) and "budget" not in out
+    assert "knows which rollouts succeeded; leave it out" in call("simulate", *words, "--threshold", "0.9")[2]
 
 
 @pytest.mark.parametrize(

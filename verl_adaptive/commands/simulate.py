@@ -64,7 +64,7 @@ from verl_adaptive.text import clean, counted, number, share
 _SPENT = (
     ("policy", "preset", ""),
     ("steps", "steps", ""),
-    ("rollouts", "generated", "generated; a run ends with the step in which its budget is reached"),
+    ("rollouts", "generated", "generated; a run ends with a whole step"),
     ("rollouts per informative group", "rollouts_per_informative", "generated, for each that trains"),
     ("not trained", "wasted", "share of the generated rollouts"),
     ("compute vs GRPO", "compute_ratio", "2 x generated + 6 x trained tokens"),
@@ -260,8 +260,15 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     if args.trace is None:
         check(args.threshold is None, "--threshold", args.threshold, "is about the scores of a trace; add --trace")
         return parse_pool(args.pool or "mixed"), None
-    threshold = 0.5 if args.threshold is None else args.threshold
-    return parse_pool(args.pool) if args.pool else None, read_trace(args.trace, threshold=threshold)
+    trace = read_trace(args.trace, threshold=0.5 if args.threshold is None else args.threshold)
+    judged = trace.kind in ("journal", "snapshot")
+    check(
+        not judged or args.threshold is None,
+        "--threshold",
+        args.threshold,
+        f"a {trace.kind} knows which rollouts succeeded; leave it out",
+    )
+    return parse_pool(args.pool) if args.pool else None, trace
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -329,7 +336,9 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     where = f"pool {about['pool_name']}"
     if "trace" in about:
         trace = about["trace"]
-        where = f"{trace['kind']} of {trace['prompts']:,} prompts, {counted(trace['steps'], 'step')}"
+        over = f", {trace['steps']:,} steps" * (trace["steps"] > 1)  # totals have none
+        where = f"{trace['kind']} of {trace['prompts']:,} prompts{over}"
+        where += f", whose rates move as in pool {about['pool_name']}" * (about["pool"] is not None)
     seeds = summary[0]["seeds"]
     out.print(
         f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {counted(seeds, 'seed')}\n",

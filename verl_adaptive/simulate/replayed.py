@@ -97,5 +97,5 @@ def make_replayed(trace: Trace, pool: PoolConfig | None, seed: int) -> StaticWor
     usual = float(trace.tokens[known].mean()) if known.any() else (pool or PoolConfig()).tokens
     prompts = {"keys": trace.keys, "sources": trace.sources, "tokens": np.where(known, trace.tokens, usual)}
     if pool is not None:
-        return LearningWorld(knots[0], seed, pool, **prompts)
+        return LearningWorld(knots[0], seed, pool, failure=pool.failure, **prompts)
     return ReplayedWorld(times, knots, seed, **prompts)
