@@ -103,9 +103,9 @@ def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:
     found = json.loads(out)
     merit = {entry["preset"]: entry["merit"] for entry in found["summary"]}
     assert status == 0 and found["merit"] == "learned per rollout" and merit["grpo"] == 1.0
-    assert found["answer"].startswith("For these prompts: ")
+    assert found["answer"].startswith("Not told by 2 seeds")
     lines = call("simulate", *words)[1].splitlines()
-    assert any(line.startswith("For these prompts") for line in lines[:4])
+    assert any(line.startswith("Not told by") for line in lines[:4])
     first = [line.split()[0] for line in lines if line.split() and line.split()[0] in merit][: len(merit)]
     real = sorted((p for p in merit if not p.startswith("oracle")), key=lambda p: -merit[p])
     assert first[: len(real)] == real and all(p.startswith("oracle") for p in first[len(real) :])
@@ -171,11 +171,12 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
         ({"a": (0.1, 0.05, 0.16)}, "For these prompts: plain grpo."),
         (
             {"a": (0.2,)},
-            "Not told by one seed, in which a learns 2.00 times as much per rollout as GRPO: name at least three with --seeds.",
+            "Not told by 1 seed, in which a learns 2.00 times as much per rollout as GRPO: name at least 3 with --seeds.",
         ),
+        ({"a": (0.2, 0.2)}, "Not told by 2 seeds, in which a learns 2.00 ± 0.00 times"),  # once "plain grpo"
         (
             {"a": (0.05,)},
-            "Not told by one seed, in which a learns 0.50 times as much per rollout as GRPO",
+            "Not told by 1 seed, in which a learns 0.50 times as much per rollout as GRPO",
         ),
     ],
 )

@@ -14,10 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from verl_adaptive.significance import significant
+from verl_adaptive.significance import LEAST_SEEDS, significant
 from verl_adaptive.simulate.driver import ENDS
 from verl_adaptive.simulate.equal_budget import BASELINE, by_preset, mean_of
 from verl_adaptive.simulate.presets import PEERS, REFERENCES
+from verl_adaptive.text import counted
 
 
 @dataclass
@@ -73,8 +74,9 @@ class Merits:
         said = f"has {times} GRPO's signal per {self.unit}"
         if self.what == "learned":
             said = f"learns {times} as much per {self.unit} as GRPO"
-        if half is None:
-            return f"Not told by one seed, in which {first} {said}: name at least three with --seeds."
+        if len(self.ratios[first]) < LEAST_SEEDS:
+            seeds = counted(len(self.ratios[first]), "seed")
+            return f"Not told by {seeds}, in which {first} {said}: name at least {LEAST_SEEDS} with --seeds."
         if mean <= 1:
             return f"For these prompts: plain grpo. The best preset, {first}, {said}."
         if not significant([ratio - 1 for ratio in self.ratios[first]]):
