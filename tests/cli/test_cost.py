@@ -113,6 +113,8 @@ def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -
     assert "generation time" in lines["time"]
     assert found.equal == "adaptive.total_rollouts=20480" and 0 < found.equal_steps < 20
     assert "spends what GRPO would" in lines["equal cost"]
+    assert found.range[0] < found.factor < found.range[1]
+    assert cost("+adaptive=dapo", "adaptive.max_rounds=1")[0].range is None  # "1 x if 70% are, 1 x if 30% are"
     spent, lines = cost("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
     assert spent.total == 20_480 and "equal cost" not in lines
 
@@ -273,3 +275,4 @@ def test_findings_are_printed_as_they_come(call, monkeypatch) -> None:
 def test_numbers_are_written_as_people_read_them() -> None:
     lines = dict(Cost(1024, None, 0.5, "", step=1024, factor=1.0, passes=417.3).lines())
     assert "are 420 passes over" in lines["epochs"]
+    assert "are 1 pass over" in dict(Cost(1024, None, 0.5, "", passes=1.0).lines())["epochs"]

@@ -108,7 +108,8 @@ class Cost:
             steps = f", in about {counted(self.equal_steps, 'step')}" if self.equal_steps else ""
             spent = "what GRPO would" if self.equal_rollouts == self.grpo_total else "all of its rollouts"
             out.append(("equal cost", f"{self.equal} spends {spent}{steps}"))
-        epochs = "" if self.passes is None else f"GRPO's steps are {_two(self.passes)} passes over the training set"
+        passes = "" if self.passes is None else _two(self.passes)
+        epochs = passes and f"GRPO's steps are {passes} pass{'es' * (passes != '1')} over the training set"
         remarks = "; ".join(part for part in (epochs, *self.sense) if part)
         return [*out, ("epochs", remarks)] if remarks else out
 
@@ -193,7 +194,7 @@ def _simulate(cost: Cost, plan: RunPlan, hopeless: float, passes: float) -> None
     if cost.known_from.startswith("assumed") and plan.adaptive.refill and not plan.policy.filter.keeps_all:
         bounds = (expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": x}) for x in RANGE)
         low, high = (bound.rollouts for bound in bounds)
-        cost.range = low, high
+        cost.range = (low, high) if _two(low) != _two(high) else None
     cost.by_pass = _by_pass(found, 0)
     cost.step, cap = round(found.rollouts * cost.grpo_step), plan.adaptive.max_rollouts_per_step
     if cap is not None and cost.step > cap:
