@@ -23,6 +23,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from verl_adaptive.commands.arguments import count
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest.runs import end_on_sigterm, read_metrics, train
 from verl_adaptive.integration.selftest.suite import (
@@ -272,7 +273,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=Path("first-hour"), help="folder (default: first-hour)")
     parser.add_argument("--seeds", type=int, nargs="+", help="default: 1 2; 1 in a rehearsal")
     parser.add_argument("--presets", nargs="+", choices=PRESETS, default=["grpo", "solo", "greso"])
-    parser.add_argument("--steps", type=int, help="of GRPO, which set the budget of all (default: by the GPU's memory)")
+    parser.add_argument(
+        "--steps", type=count, help="of GRPO, which set the budget of all (default: by the GPU's memory)"
+    )
     parser.add_argument("--cpu-rehearsal", action="store_true", help="a tiny model on the CPU: every step, no learning")
     parser.add_argument("--model", help=f"default: {MODEL}; in a rehearsal the selftest's")
     parser.add_argument("--data", type=Path, help="folder with train.parquet and val.parquet (default: GSM8K)")

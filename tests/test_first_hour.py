@@ -150,6 +150,9 @@ def test_a_preset_that_does_not_exist_is_refused_before_the_selftest(tmp_path, c
     with pytest.raises(SystemExit):
         hour.main(["--out", str(tmp_path / "out"), "--presets", "grpo", "soloo"])
     assert "invalid choice: 'soloo'" in capsys.readouterr().err
+    with pytest.raises(SystemExit):  # it was taken for the default
+        hour.main(["--out", str(tmp_path / "out"), "--steps", "0"])
+    assert "--steps: 0 must be 1 or greater" in capsys.readouterr().err
 
 
 def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:

@@ -59,6 +59,8 @@ def test_the_page_names_what_failed_and_nobody() -> None:
     row = next(line for line in said.splitlines() if "+adaptive=greso" in line).split()
     assert row[:6] == ["ok", "+adaptive=greso", "33", "s", "1.50", "3"] and "17" in row
     assert "strategy: fsdp" in said and "1.2e-07" in said and "if plain verl failed" not in said
+    report.items.append(Item("greso in separate_async", 1150.0))
+    assert "greso in separate_async 1150 s" in suite.page(report)  # no space between
     report.items.append(Item("+adaptive=solo", findings=["status 1: RuntimeError: out of memory"]))
     assert not report.passed and "FAILED (+adaptive=solo)" in suite.page(report)
     assert "out of memory" in suite.page(report) and json.dumps(report.as_json())

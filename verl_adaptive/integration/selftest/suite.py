@@ -551,13 +551,13 @@ def page(report: Report) -> str:
         f"machine   {', '.join(f'{name}: {_shown(v)}' for name, v in report.machine.items())}",
         f"settings  {', '.join(f'{name}: {_shown(v)}' for name, v in report.settings.items())}",
         "",
-        f"{'':30}{'took':>6}{'vs verl':>9}" + "".join(f"{name:>12}" for name in COLUMNS),
+        f"{'':32}{'took':>6}{'vs verl':>9}" + "".join(f"{name:>12}" for name in COLUMNS),
     ]
     plain = next((i.facts.get("s/step") for i in report.items if i.name == PLAIN), None)
     for item in report.items:
         step = item.facts.get("s/step")
         ratio = f"{step / plain:.2f}" if step and plain else ""
-        row = f"{'FAILED' if item.findings else 'ok    '}  {item.name:22}{item.seconds:>4.0f} s{ratio:>9}"
+        row = f"{'FAILED' if item.findings else 'ok    '}  {item.name:24}{item.seconds:>4.0f} s{ratio:>9}"
         cells = [_shown(item.facts[name])[:11] if name in item.facts else "" for name in COLUMNS]
         lines.append((row + "".join(f"{cell:>12}" for cell in cells)).rstrip())
         rest = {name: value for name, value in item.facts.items() if name not in COLUMNS}
