@@ -118,8 +118,7 @@ def test_the_prior_is_found_whatever_the_group_size(shape, n) -> None:
     rng = np.random.default_rng(0)
     p = rng.beta(*shape, 40_000)
     tried, right = np.full(40_000, float(n)), rng.binomial(n, p).astype(float)
-    for by_prompt in (False, True):  # the same where all have as many
-        assert fit_beta(tried, right, by_prompt=by_prompt) == pytest.approx(shape, rel=0.1)
+    assert fit_beta(tried, right) == pytest.approx(shape, rel=0.1)
 
 
 def test_what_a_sampler_skips_is_not_suspected() -> None:
@@ -130,9 +129,8 @@ def test_what_a_sampler_skips_is_not_suspected() -> None:
     assert len(Prompts(simulation.engine.table).where(SUSPECTED)) <= 12  # one in two hundred is six
 
 
-@pytest.mark.parametrize("by_prompt", [False, True])
-def test_the_prior_of_extreme_traces_is_proper(by_prompt) -> None:
+def test_the_prior_of_extreme_traces_is_proper() -> None:
     for successes in (0.0, 8.0):
-        a, b = fit_beta(np.full(10, 8.0), np.full(10, successes), by_prompt=by_prompt)
+        a, b = fit_beta(np.full(10, 8.0), np.full(10, successes))
         assert a > 0 and b > 0
-    assert sum(fit_beta(np.ones(10), np.ones(10), by_prompt=by_prompt)) == pytest.approx(1.0)
+    assert sum(fit_beta(np.ones(10), np.ones(10))) == pytest.approx(1.0)

@@ -102,23 +102,22 @@ def upper_tail(z: np.ndarray) -> np.ndarray:
     return np.array([0.5 * math.erfc(v / math.sqrt(2)) for v in z.tolist()])
 
 
-def fit_beta(n: np.ndarray, successes: np.ndarray, *, by_prompt: bool = False) -> tuple[float, float]:
+def fit_beta(n: np.ndarray, successes: np.ndarray) -> tuple[float, float]:
     """``a, b`` of the Beta distribution of pass rates, by moments: the mean rate, and the chance that two rollouts of a
     prompt agree, whose unbiased estimate gives E[p(1 − p)] whatever the group sizes.
 
+    Every prompt weighs the same, not every rollout: a policy may have given some prompts more rollouts because of their pass rates.
+
     Args:
         n, successes: float64 ``(M,)``, per prompt.
-        by_prompt: every prompt weighs the same, not every rollout: right where a policy gave some prompts more rollouts because
-            of their pass rates, and less precise elsewhere.
 
     Returns:
         a + b is kept within [0.05, 1000]; it is 1 if no prompt has two rollouts.
     """
     failures, pairs = n - successes, n * (n - 1.0)
     agree = np.maximum(successes * (successes - 1.0), 0.0) + np.maximum(failures * (failures - 1.0), 0.0)
-    if by_prompt:
-        agree, pairs = agree / np.maximum(pairs, 1.0), np.minimum(pairs, 1.0)
-        n, successes = np.minimum(n, 1.0), successes / np.maximum(n, 1.0)
+    agree, pairs = agree / np.maximum(pairs, 1.0), np.minimum(pairs, 1.0)
+    n, successes = np.minimum(n, 1.0), successes / np.maximum(n, 1.0)
     total = max(float(n.sum()), 1.0)
     mean = (float(successes.sum()) + 0.5) / (total + 1.0)  # never exactly 0 or 1
     if pairs.sum() <= 0:

@@ -65,6 +65,6 @@ def surprises(table: StatsTable) -> np.ndarray:
         if len(inside) < _USUAL or not len(rows):
             continue  # too few prompts to know what is usual
         # by prompt: samplers give most rollouts to what is half solved
-        a, b = fit_beta(rollouts[inside], successes[inside], by_prompt=True)
+        a, b = fit_beta(rollouts[inside], successes[inside])
         value[rows] = surprise(successes[rows], rollouts[rows], a, b)
     return value
