@@ -535,7 +535,7 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ("trainer.save_freq=abc", "trainer.save_freq='abc': must be a number"),
         ("actor_rollout_ref.actor.optim.lr=abc", "optim.lr='abc': must be a number"),
         ("data.shuffle=maybe", "data.shuffle='maybe': must be true or false"),
-        ("data.train_batch_size=abc", "data.train_batch_size='abc': must be a whole number, 1 or more"),
+        ("data.train_batch_size=abc", "data.train_batch_size='abc': must be a number; verl's default is 1024"),
         ("data.train_batch_size=16.5", "data.train_batch_size=16.5: must be a whole number, 1 or more"),
         ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n=None: must be a whole number"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0: must be a whole number, 1 or more"),

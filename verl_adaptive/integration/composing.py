@@ -165,9 +165,9 @@ def _refuse_unknown(command: Command, said: str) -> None:
 
 
 def _plain(command: Command) -> DictConfig:
-    """The configuration without overrides."""
+    """The configuration without overrides, but for Hydra's own: they say where to find it."""
     with _hydra(command):
-        return hydra_compose(command.config_name)
+        return hydra_compose(command.config_name, overrides=[o for o in command.overrides if o.startswith("hydra.")])
 
 
 def _unresolved(config: DictConfig, error: OmegaConfBaseException) -> AdaptiveError:
@@ -206,8 +206,11 @@ _NUMBER_OR_TEXT = {"algorithm.rollout_correction.rollout_is_threshold"}
 
 
 def _given(command: Command, config: DictConfig) -> Iterator[tuple[str, Any, Any]]:
-    """The keys that the line sets: verl's default and the value of each."""
-    plain = _plain(command)
+    """The keys that the line sets: the default and the value of each; none where its words choose what the defaults are."""
+    try:
+        plain = _plain(command)
+    except (HydraException, OmegaConfBaseException):
+        return
     for key in sorted({word.partition("=")[0].lstrip("+") for word in command.overrides}):
         usual, value = (OmegaConf.select(c, key, throw_on_resolution_failure=False) for c in (plain, config))
         yield key, usual, value
