@@ -229,7 +229,7 @@ def _try_words(config: DictConfig) -> None:
         try:
             if applies:
                 attempt(value)
-        except (ValueError, NotImplementedError) as error:
+        except (ValueError, TypeError, AttributeError, NotImplementedError) as error:
             raise ConfigError(key, value, f"verl will not take it: {str(error) or 'it has no such word'}") from error
 
 

@@ -7,10 +7,10 @@ eight failures of eight leave open how hopeless a prompt is, and means would mak
 narrow.
 
 Time. At up to eight points from the trace's first step to its last, a prompt's evidence counts with weight
-``2^{−|t − step|/half-life}``, and the prior's mean is that of the prompts' rates so weighted; the draws at all knots use the same random bits, so that a prompt's path moves as its
-evidence does. Between knots rates are linear, and after the last they stay. Simulated step s is the trace's step
-``first + s − 1``: the pool moves as it did in the recorded run, *whatever the simulated policy trains on*. To let the
-policy's own choices move it, take the trace as the start of a learning pool.
+``2^{−|t − step|/half-life}``, and the prior's mean is the mean of the prompts' rates, so weighted. The draws at all knots use
+the same random bits, so that a prompt's path moves as its evidence does. Between knots rates are linear, and after the last
+they stay. Simulated step s is the trace's step ``first + s − 1``: the pool moves as it did in the recorded run, *whatever the
+simulated policy trains on*. To let the policy's own choices move it, take the trace as the start of a learning pool.
 """
 
 from __future__ import annotations
