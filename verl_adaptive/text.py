@@ -58,6 +58,15 @@ def counted(amount: float, noun: str) -> str:
     return f"{number(amount)} {noun}{'' if amount == 1 else 's'}"
 
 
+def step_range(first: int, last: int) -> str:
+    """A stretch of steps.
+
+    >>> step_range(12, 12), step_range(998, 1000)
+    ('step 12', 'steps 998 to 1,000')
+    """
+    return f"step {number(first)}" if first == last else f"steps {number(first)} to {number(last)}"
+
+
 def share(part: float | None, whole: float | None = 1.0) -> str:
     """A percentage, ``-`` where there is nothing to divide."""
     if part is None or not whole or math.isnan(part):

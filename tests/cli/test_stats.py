@@ -235,7 +235,7 @@ def test_steps_that_are_missing_are_said_whatever_is_asked(tmp_path, call) -> No
     for name in "ab":
         make_run(tmp_path / name, steps=10, run_id=f"p/{name}", snapshot=False, validate=lambda step: step / 20)
     without_steps(tmp_path / "b", 2, 3)
-    said = "p/b: steps 2 to 3 are not in the journal"
+    said = "p/b: the journal lacks steps 2 to 3"
     b, page, missed = tmp_path / "b", tmp_path / "p.html", []
     for words in (
         ("stats", b, "--where", "visits > 0"),

@@ -388,7 +388,7 @@ def test_the_index_names_what_a_journal_lacks(tmp_path) -> None:
     without_steps(tmp_path, 2, 2)
     site = Site(str(tmp_path), str, str)
     rows, (text,), _ = _index(site)
-    assert [row["step"] for row in rows] == [4] and text.startswith("p/a: steps 2 to 2 are not in the journal: ")
+    assert [row["step"] for row in rows] == [4] and text.startswith("p/a: the journal lacks step 2: ")
     assert _index(site)[1] == [text]  # without reading all of it again
 
 

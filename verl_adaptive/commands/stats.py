@@ -43,7 +43,7 @@ from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.prompts import about_column
-from verl_adaptive.text import cell, clean, counted, number, share
+from verl_adaptive.text import cell, clean, counted, number, share, step_range
 
 #: Lists of the report that people ask for first, and their further columns.
 _FIRST: dict[str, list[str]] = {"Never solved": [], "Flip-flopping": ["flips"]}
@@ -272,7 +272,7 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
         lines.append(("steps", f"{number(found['steps'])}: {found['first_step']} to {found['last_step']}"))
     elif found.get("step") is not None:
         lines.append(("step", f"{found['step']} ({found.get('policy', '?')})"))
-    lines += [("missing", f"steps {first} to {last}: {reason}") for first, last, reason in found.get("gaps") or []]
+    lines += [("missing", f"{step_range(first, last)}: {reason}") for first, last, reason in found.get("gaps") or []]
     prompts = f"{number(found['prompts'])}, {number(found['visited'])} visited"
     share_of = share(found["visited"], found["prompts"])
     rate = "" if found["pass_rate"] is None else f", pass rate {found['pass_rate']:.3f}"

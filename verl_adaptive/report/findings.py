@@ -13,6 +13,7 @@ from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.significance import sampling
 from verl_adaptive.stats.chance import LISTED, fdr_score, upper_tail
 from verl_adaptive.stats.prompts import Prompts
+from verl_adaptive.text import step_range
 
 #: Prompts visited twice from which a source is said to stand still.
 _PAIRS = 30
@@ -42,7 +43,7 @@ def findings(prompts: Prompts, history: History | None, facts: dict[str, Any], s
             )
         )
     for first, last, reason in facts.get("gaps") or []:
-        out.append(Finding(False, f"Steps {first} to {last} are not in the journal", f"{reason}."))
+        out.append(Finding(False, f"The journal lacks {step_range(first, last)}", f"{reason}."))
     return sorted(out, key=lambda finding: not finding.grave)
 
 

@@ -21,7 +21,7 @@ from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import Forecast, History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
-from verl_adaptive.text import cell, clean, counted, number, share, span
+from verl_adaptive.text import cell, clean, counted, number, share, span, step_range
 
 #: Sources in the table.
 _SOURCES = 100
@@ -147,7 +147,7 @@ def _command(facts: dict[str, Any], name: str, *words: str, where: str) -> str:
 def _subtitle(facts: dict[str, Any], history: History | None) -> str:
     words = [facts.get("preset") or facts.get("policy"), f"{facts['kind']} {facts['store']}"]
     if facts.get("steps"):
-        words.append(f"steps {facts['first_step']} to {facts['last_step']}")
+        words.append(step_range(facts["first_step"], facts["last_step"]))
     elif facts.get("step") is not None:
         words.append(f"step {facts['step']}")
     if history is not None and history.hours[-1]:

@@ -25,6 +25,7 @@ from verl_adaptive.stats.atomic import read_file
 from verl_adaptive.stats.history import Flips, Window
 from verl_adaptive.stats.journal import GROUPS, JournalError, attempts_in, is_time, numbers, unsealed
 from verl_adaptive.stats.table import StatsTable, key_words
+from verl_adaptive.text import step_range
 
 OBSERVATIONS = pa.schema([("attempt", pa.int32()), *GROUPS])
 """One row a finished group, in the order of review; see :data:`verl_adaptive.stats.journal.GROUPS`."""
@@ -302,6 +303,6 @@ def _page(folder: Path, lines: list[dict[str, Any]]) -> pa.Table:
                 table = table.append_column(field, pa.nulls(len(table), field.type))
         table = table.select(GROUPS.names).cast(GROUPS)
     except (pa.ArrowException, EOFError, OSError, ValueError) as error:
-        at = f"steps {lines[0]['step']} to {lines[-1]['step']}"
+        at = step_range(lines[0]["step"], lines[-1]["step"])
         raise JournalError(f"{path} is damaged, {at}: {error}") from error
     return table.add_column(0, OBSERVATIONS.field(0), pa.array(np.full(len(table), lines[0]["attempt"], np.int32)))

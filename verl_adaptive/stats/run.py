@@ -38,6 +38,7 @@ from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, read_manifest, read_snapshot
 from verl_adaptive.stats.table import StatsTable, key_words
+from verl_adaptive.text import step_range
 
 if TYPE_CHECKING:
     from verl_adaptive.stats.prompts import Prompts
@@ -235,7 +236,7 @@ class Run:
                 f"{self.name}: verl writes down the rollouts that trained; dropped prompts and groups are not in it"
             ]
         gaps = self.gaps() if self.has_course else []
-        return [f"{self.name}: steps {first} to {last} are not in the journal: {why}" for first, last, why in gaps]
+        return [f"{self.name}: the journal lacks {step_range(first, last)}: {why}" for first, last, why in gaps]
 
     def beside(self, data: str) -> None:
         """Find the training set's prompts in verl's rollouts; of other stores name the data sources that they lack.
