@@ -36,6 +36,7 @@ from verl_adaptive.integration.selftest.suite import (
     own_ray,
     usable,
 )
+from verl_adaptive.text import counted
 
 __all__ = ["Sizes", "main", "page", "sizes_of", "words"]
 
@@ -191,7 +192,7 @@ def page(results: Sequence[dict[str, Any]], selftest: dict[str, Any], said: str)
     machine, versions = selftest["machine"], selftest["versions"]
     failed = ", ".join(item["name"] for item in selftest["items"] if item["findings"])
     lines = [
-        f"first hour: selftest {f'FAILED ({failed}: see selftest/selftest.txt)' if failed else 'passed'}, {len(results)} runs",
+        f"first hour: selftest {f'FAILED ({failed}: see selftest/selftest.txt)' if failed else 'passed'}, {counted(len(results), 'run')}",
         "",
         f"hardware  {', '.join(machine['accelerators']) or 'no GPU'}; {machine['cores']} cores, {machine['memory (GiB)']} GiB",
         f"versions  {', '.join(f'{name} {v}' for name, v in versions.items())}",

@@ -139,7 +139,7 @@ def test_a_run_that_fails_the_page_says_what_is_missing_and_what_to_do(tmp_path,
     monkeypatch.setattr(hour, "train", train)
     assert hour.main(["--out", str(out), "--model", str(tmp_path), "--data", str(data), "--steps", "100"]) == 1
     said = (out / "page.txt").read_text()
-    assert "selftest FAILED (greso in separate_async: see selftest/selftest.txt), 1 runs" in said
+    assert "selftest FAILED (greso in separate_async: see selftest/selftest.txt), 1 run\n" in said
     assert "CUDA out of memory. (see grpo-1/log.txt)" in said
     assert (
         "no comparison: a run or its report failed, and 5 were not begun; after a mend the same command goes on" in said

@@ -150,6 +150,8 @@ def test_a_run_that_ends_before_its_rollouts_are_spent_says_what_else_to_set(cos
     more, lines = cost("+adaptive=grpo", "trainer.total_epochs=5", "adaptive.total_rollouts=20480")
     assert more.equal == "adaptive.total_rollouts=20480 trainer.total_training_steps=20 trainer.total_epochs=10"
     assert "spends all of its rollouts, in about 20 steps" in lines["equal cost"]
+    least, _ = cost("+adaptive=aero", "adaptive.total_rollouts=100")
+    assert least.total == least.step > 100, "a step ends whole"
 
 
 def test_an_epoch_goes_through_rows_of_which_several_are_of_one_prompt(cost, tmp_path) -> None:

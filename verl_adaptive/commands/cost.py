@@ -135,7 +135,8 @@ def cost_of(plan: RunPlan) -> Cost:
         return cost
     total = plan.adaptive.total_rollouts
     if steps is not None:
-        cost.total = cost.step * steps if total is None else min(cost.step * steps, total)
+        most = cost.step * steps
+        cost.total = most if total is None else min(most, max(total, cost.step))  # its last step is a whole one
     early = total is not None and cost.total is not None and cost.total < 0.98 * total
     if early or (total is None and abs(cost.factor - 1) >= 0.02):
         _equal(cost, plan)
