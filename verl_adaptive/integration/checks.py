@@ -414,12 +414,20 @@ def _scores_by_itself() -> bool:
 
 def _check_fetch(config: Any, policy: Policy) -> None:
     """``data.gen_batch_size`` is how many prompts DAPO generates at a time; here the policy asks for prompts by itself."""
-    fetch, batch = config.data.get("gen_batch_size", None), config.data.train_batch_size
-    first = (
-        mode_of(config) == "sync"
-        and hasattr(policy.sampler.config, "round")
-        and not isinstance(policy.allocator, Commits)
-    )
+    fetch, batch, mode = config.data.get("gen_batch_size", None), config.data.train_batch_size, mode_of(config)
+    commits = isinstance(policy.allocator, Commits)
+    first = mode == "sync" and hasattr(policy.sampler.config, "round") and not commits
+    sized = {"adaptive.sampler.round.prompts": _first_request(policy)}
+    if commits:
+        sized["adaptive.allocator.factor"] = policy.allocator.option("factor")
+    for key, value in sized.items():
+        check(
+            mode == "sync" or value is None,
+            key,
+            value,
+            f"has no effect with trainer.v1.trainer_mode={mode}, whose steps have no first request: a window says how many "
+            "groups are in flight; leave it out",
+        )
     check(
         fetch in (None, 1, batch),
         "data.gen_batch_size",
@@ -537,8 +545,13 @@ def _check_mode(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
 
 def _aborts(config: Any, policy: Policy) -> bool:
     """Whether steps end with requests in flight: always in the asynchronous modes, else where more is asked for than trains."""
-    sized = getattr(policy.sampler.option("round"), "prompts", None) is not None
+    sized = _first_request(policy) is not None
     return mode_of(config) != "sync" or not policy.filter.keeps_all or policy.allocator.tops_up or sized
+
+
+def _first_request(policy: Policy) -> int | None:
+    """Prompts of a step's first request, where ``adaptive.sampler.round.prompts`` says how many."""
+    return getattr(policy.sampler.option("round"), "prompts", None)
 
 
 def _check_servers(config: Any, policy: Policy) -> None:
