@@ -40,6 +40,8 @@ def test_epoch_rolls_every_prompt_out_once_a_pass():
     assert all(r.rounds == 1 and r.ledger.rollouts.generated == 32 for r in results)
 
 
-def test_a_first_request_smaller_than_the_batch_is_refused():
+@pytest.mark.parametrize("sampler", ["epoch", "greso", "mopps", "retire"])
+def test_a_first_request_smaller_than_the_batch_is_refused(sampler):
+    """Without refill a step trained what was asked for, 4 of 8 groups."""
     with pytest.raises(ConfigError, match=r"adaptive\.sampler\.round\.prompts=4"):
-        make_engine({"name": "epoch", "round": {"prompts": 4}}, batch=8)
+        make_engine({"name": sampler, "round": {"prompts": 4}}, batch=8, refill=False)

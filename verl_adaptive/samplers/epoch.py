@@ -7,7 +7,6 @@ from typing import ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import check
 from verl_adaptive.progress import Progress
 from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 
@@ -26,12 +25,6 @@ class Epoch(SizedSampler):
         """``round``: how much a step first asks for."""
 
         round: RoundConfig = field(default_factory=RoundConfig)
-
-    def bind(self, table, facts) -> None:
-        super().bind(table, facts)
-        prompts = self.config.round.prompts
-        hint = f"must be at least the {facts.batch} prompts of a step's batch"
-        check(prompts is None or prompts >= facts.batch, "adaptive.sampler.round.prompts", prompts, hint)
 
     def admit(self, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
         return np.ones(len(rows), dtype=bool)

@@ -12,10 +12,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Annotated
 
-from verl_adaptive.config import PER_STEP
+from verl_adaptive.config import PER_STEP, RunFacts, check
 from verl_adaptive.progress import OVER_ASK, Progress
 from verl_adaptive.ranges import Count, Range
 from verl_adaptive.roles import Sampler
+from verl_adaptive.stats.table import StatsTable
 
 
 @dataclass
@@ -33,6 +34,12 @@ class RoundConfig:
 
 class SizedSampler(Sampler):
     """A sampler with the option ``round``."""
+
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        prompts = self.config.round.prompts
+        hint = f"must be at least the {facts.batch} prompts of a step's batch"
+        check(prompts is None or prompts >= facts.batch, "adaptive.sampler.round.prompts", prompts, hint)
 
     def round_size(self, progress: Progress) -> int:
         """Prompts to ask for now; 0 when the batch is full or will be once the open groups are back."""
