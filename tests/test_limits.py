@@ -42,7 +42,7 @@ REFUSED: dict[tuple[str, str], list] = {
         *({"recheck_share": 0.0}, {"capacity": 0}, {"gamma": 0.0}, {"gamma": INF}, {"variant": "may"}, {"n_mx": 2}),
     ],
     ("allocator", "pilot_commit"): [
-        *({"n_pilot": 0}, {"upper": 1.0}, {"max_age": -1}, {"max_age": 10**30}, {"factor": 0.0}, {"factor": INF}),
+        *({"n_pilot": 0}, {"upper": 1.0}, {"max_age": 0}, {"max_age": 10**30}, {"factor": 0.0}, {"factor": INF}),
         *({"choose": "newest"}, {"safety": INF}),
     ],
     ("allocator", "aero"): [

@@ -61,7 +61,7 @@ def documented(name: str) -> str | None:
         return name
     for entry in rows:
         pattern = re.escape(entry).replace("<reason>", f"({'|'.join(reasons())})")
-        pattern = pattern.replace("<k>", r"\d+").replace("<source>", ".+")
+        pattern = pattern.replace("<source>", ".+")
         if re.fullmatch(pattern, name):
             return entry
     return None

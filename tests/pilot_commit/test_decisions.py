@@ -81,7 +81,7 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
         n = n_pilot + int(rng.integers(1, 20))
         percent = rng.integers(1, 40, size=2)
         choose = ("random", "max_variance")[history % 2]
-        max_age, factor = int(rng.integers(0, 5)), int(rng.integers(1, 4))
+        max_age, factor = int(rng.integers(1, 5)), int(rng.integers(1, 4))
         margins = {"lower": percent[0] / 100, "upper": percent[1] / 100}
         options = {
             "n_pilot": n_pilot,

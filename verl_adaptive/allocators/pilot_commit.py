@@ -113,7 +113,7 @@ class PilotCommit(PooledAllocator):
         upper: Annotated[float, Range("[0, 1)")] = 0.25
         form: Literal["on_policy", "pipelined"] = "on_policy"
         choose: Literal["random", "max_variance"] = "random"
-        max_age: Annotated[int, Range("[0, 65535]")] = 4
+        max_age: Count = 4
         factor: Positive | None = None
         judge: Literal["auto", "success"] = "auto"
 
@@ -131,7 +131,6 @@ class PilotCommit(PooledAllocator):
         self._recent = np.zeros(2)  # pilots judged and found in the band, past steps discounted
         self._recalled = (0, 0, 0)  # step: commits of held groups in it, groups still held
         self._counts: Counter[str] = Counter()
-        self._ages = np.zeros(self.config.max_age + 1, dtype=np.int64)
         self._default_success = True
         self._range: tuple[float, float] | None = None  # of a graded signal: what counts as 0 and as 1
         self._signals: list[np.ndarray] = []  # of this step's pilots
@@ -259,9 +258,7 @@ class PilotCommit(PooledAllocator):
         self._counts.update(
             piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum())
         )
-        committed = groups.lag[done]
-        self._counts.update(committed=len(committed))
-        self._ages += np.bincount(np.minimum(committed, self.config.max_age), minlength=len(self._ages))
+        self._counts.update(committed=int(done.sum()))
         self._rates += [groups.success[pilots].sum(), pilots.sum(), groups.success[commit].sum(), commit.sum()]
 
     def _grade(self) -> None:
@@ -287,7 +284,6 @@ class PilotCommit(PooledAllocator):
     def end_step(self, progress: Progress) -> None:
         self._grade()
         judged, found = self._recent
-        ages = np.arange(len(self._ages))
         self._logged = {
             **{f"{key}_total": float(self._counts[key]) for key in _COUNTED},
             "judged_by_signal": float(self._range is not None),
@@ -297,11 +293,8 @@ class PilotCommit(PooledAllocator):
         }
         if self.can_hold:
             self._logged["expired_total"] = float(self._counts["expired"])
-            self._logged["age"] = float((ages * self._ages).sum() / max(self._ages.sum(), 1))
-            self._logged |= {f"age_{a}_total": float(count) for a, count in enumerate(self._ages)}
         self._recent *= _MEMORY
         self._counts.clear()
-        self._ages[:] = 0
         self._rates[:] = 0.0
 
     # -- state ----------------------------------------------------------------------------------------------
