@@ -36,7 +36,6 @@ class SlowCero:
         self.a = [self.a0] * self.M
         self.b = [self.b0] * self.M
         self.theta = [4 * self.q(i) for i in range(self.M)]
-        self.z = [0] * self.M
         self.seen = [0] * self.M
         self.gamma = self.gamma or 1 / math.sqrt(self.rounds)
         self.least = math.ceil(2 / self.g)
@@ -100,9 +99,6 @@ class SlowCero:
 
     def finish(self, picked: list[tuple[int, int]], outcome: dict[int, tuple[float, float]]) -> None:
         """``outcome``: successes and failures of the prompts that came back."""
-        for i, units in picked:
-            if i in outcome:
-                self.z[i] += units
         self.close(outcome, sum(units for _, units in picked))
 
     def close(self, outcome: dict[int, tuple[float, float]], executed: int) -> None:

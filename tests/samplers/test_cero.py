@@ -72,7 +72,6 @@ def test_every_dual_and_every_allocation_equals_the_slow_reference(case):
         fast.observe(back, progress_at(step))
         slow.finish(wanted, {int(r): (c, m - c) for r, c, m in zip(back.row, correct[came], back.n, strict=True)})
         fast.end_step(progress_at(step))
-        assert fast.col("units").tolist() == slow.z
         if fast.round > slow.k:  # already through the next rounds that allocate nothing
             continue
         assert fast.nu == pytest.approx(slow.nu, rel=0, abs=1e-12)
@@ -142,7 +141,7 @@ def test_resume_continues_bit_for_bit_through_zero_rounds():
         second.load_state_dict(first.state_dict())
         assert second.finished == first.finished
         run(second, world, steps, start=stop + 1)
-        for name in ("slope", "wins", "units", "seen"):
+        for name in ("slope", "wins", "seen"):
             np.testing.assert_array_equal(second.policy.sampler.col(name), whole.policy.sampler.col(name))
         assert second.policy.sampler.state_dict() == whole.policy.sampler.state_dict()
 
@@ -254,12 +253,11 @@ def test_a_resume_with_as_many_prompts_as_a_batch_has_spends_the_budget():
     assert cero.capacity == 8 and cero.left < 2 * cero.capacity
 
 
-def test_exposure_is_counted_in_the_units_of_the_day():
+def test_what_is_spent_is_counted_in_the_units_of_the_day():
     M = 40
     p = np.full(M, 0.5)
     _, _, cero = resumed(20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), 40, p)
     total = float(cero.table.col("rollouts").sum())
-    assert cero.col("units").sum() * cero.g == pytest.approx(total)
     assert cero.spent * cero.g == pytest.approx(total, abs=16)
 
 

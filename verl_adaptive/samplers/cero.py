@@ -85,7 +85,6 @@ class Cero(Sampler):
         "wins": Column("f8", 0.0),  # a − a0
         "losses": Column("f8", 0.0),  # b − b0
         "slope": Column("f8", math.nan),  # ϑ; nan until the prompt is first scored
-        "units": Column("f8", 0.0),  # z, exposure so far
         "seen": Column("u4", 0),  # round of the latest visit, from 1
     }
 
@@ -333,7 +332,6 @@ class Cero(Sampler):
     def observe(self, groups: Groups, progress: Progress) -> None:
         some, (won, lost) = groups.n > 0, self.evidence(groups)
         self._seen.append((groups.row[some], won[some], lost[some]))
-        np.add.at(self.col("units"), groups.row, groups.n / self.g)
 
     def end_step(self, progress: Progress) -> None:
         plan, self._in_hand = self._in_hand, None
@@ -455,7 +453,6 @@ class Cero(Sampler):
 
         scale = asked["g"] / self.g  # a unit of then, in units of now
         self.spent, self.peak = round(self.spent * scale), self.peak * scale
-        self.col("units")[:] *= scale
         rounds_left = max(0, self.rounds - played)
         if self.config.budget is None:
             left = max(0, math.floor(self.budget / self.rounds * rounds_left - old_ahead * scale + 1e-9))
