@@ -27,6 +27,8 @@ REFUSED: dict[tuple[str, str], list] = {
     ("sampler", "greso"): [
         *({"floor_easy": 0.0}, {"p_hard": 1.5}, {"warmup_epochs": -1}, {"p_esay": 0.3}),
         ({"p_min": 0.9, "p_max": 0.1}, "p_min"),
+        # the controller's first move went to the bound: a p of 1 fell where it should rise, even with delta=0
+        *({"p_hard": 1.0, "delta": 0.0}, {"p_easy": 0.01}),
         ({"round": {"adaptve": True}}, "round.adaptve"),
         ({"round": {"safety": INF}}, "round.safety"),
     ],

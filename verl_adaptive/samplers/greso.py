@@ -10,7 +10,7 @@ pass over the data (``ray_trainer.py:1187-1219``). Refill and round size: :mod:`
 Where paper and official code differ, the paper leads, as the default:
 
 * a visit is zero-variance when all its signals are equal (paper); the code instead tests the group's mean against
-  0.98 and 0.11, bands that fit rewards {1, 0.1, 0} at n = 8 only: ``classify=mean``;
+  bands that fit rewards {1, 0.1, 0} at n = 8 only: ``classify=mean``;
 * "easy" and "hard" mean the same for the streak and for the controller, with either ``classify``; in the code they do
   not, so p_hard drifts to its rail;
 * a visit of the other kind begins a new streak, as in the code; what the paper counts there could not be read;
@@ -38,6 +38,9 @@ from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
 from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
 
+#: The official code's bands of a group's mean, for ``classify=mean``: easy from the one on, hard up to the other.
+EASY_MEAN, HARD_MEAN = 0.98, 0.11
+
 
 class Greso(SizedSampler):
     """GRESO's gate: skips a prompt when its own history says that it is uninformative (2506.02177)."""
@@ -61,8 +64,6 @@ class Greso(SizedSampler):
             floor_hard: least probability of rolling out a prompt with a streak of all wrong; above 0, so that none is lost.
             warmup_epochs: passes over the data before the controller moves the probabilities.
             classify: what makes a visit count: ``variance`` (paper) or ``mean`` (the official code's bands).
-            easy_mean: with ``classify=mean``, a visit is all right from this mean signal on.
-            hard_mean: with ``classify=mean``, a visit is all wrong up to this mean signal.
             round: how much a step first asks for.
         """
 
@@ -76,12 +77,13 @@ class Greso(SizedSampler):
         floor_hard: Floor = 0.01
         warmup_epochs: NonNegative = 1.0
         classify: Literal["variance", "mean"] = "variance"
-        easy_mean: float = 0.98
-        hard_mean: float = 0.11
         round: RoundConfig = field(default_factory=RoundConfig)
 
         def validate(self, path: str) -> None:
             check(self.p_min <= self.p_max, f"{path}.p_min", self.p_min, f"must be at most {path}.p_max={self.p_max}")
+            for name in ("p_easy", "p_hard"):
+                hint = f"must be from {path}.p_min={self.p_min} to {path}.p_max={self.p_max}; change it, or these"
+                check(self.p_min <= getattr(self, name) <= self.p_max, f"{path}.{name}", getattr(self, name), hint)
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -110,7 +112,7 @@ class Greso(SizedSampler):
 
     def _band(self, mean: np.ndarray) -> np.ndarray:
         """int8 ``(k,)``: 1 for easy, -1 for hard, 0 for neither; of ``classify=mean``."""
-        easy, hard = at_least(mean, self.config.easy_mean), at_most(mean, self.config.hard_mean)
+        easy, hard = at_least(mean, EASY_MEAN), at_most(mean, HARD_MEAN)
         return easy.astype(np.int8) - hard.astype(np.int8)
 
     # -- decision -------------------------------------------------------------------------------------------
@@ -164,7 +166,7 @@ class Greso(SizedSampler):
 
     def _moved(self, p: float, too_many: bool) -> float:
         c = self.config
-        return max(p - c.delta, c.p_min) if too_many else min(p + c.delta, c.p_max)
+        return min(max(p - c.delta if too_many else p + c.delta, c.p_min), c.p_max)
 
     # -- state ----------------------------------------------------------------------------------------------
 
