@@ -29,7 +29,7 @@ POLICIES = [
     "solo adaptive.sampler.strength=3 adaptive.advantage.strength=3",
     "solo adaptive.sampler.prior=all adaptive.advantage.prior=all",
     "solo adaptive.sampler.weight=success",
-    "solo adaptive.sampler.weight=mixed adaptive.sampler.n=8",
+    "dapo adaptive/sampler=mixed",
 ]
 PROMPTS = 64
 

@@ -38,7 +38,7 @@ REFUSED: dict[tuple[str, str], list] = {
         {"b0": 1e-3},  # half of the draws were no number, and those prompts were never picked
     ],
     ("sampler", "retire"): [{"after": 0}, {"threshold": 0.0}, {"recheck": 2}, {"p": 1}],
-    ("sampler", "spread"): [{"floor": 0.0}, {"n": 1}, {"decay": 2.0}, {"weight": "x"}],
+    ("sampler", "spread"): [{"floor": 0.0}, {"decay": 2.0}, {"weight": "x"}],
     ("sampler", "cero"): [
         *({"rho": 0.0}, {"rho": 1.5}, {"nu0": 1.5}, {"lam": 0.0}, {"a0": 0.0}, {"recheck": -1.0}, {"recheck": INF}),
         *({"recheck_share": 0.0}, {"capacity": 0}, {"gamma": 0.0}, {"gamma": INF}, {"variant": "may"}, {"n_mx": 2}),

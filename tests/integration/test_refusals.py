@@ -258,7 +258,10 @@ def test_passes(overrides):
             r"set what a step first asks for with adaptive\.sampler\.round\.prompts=64",
         ),
         (f"+adaptive=dapo {COLOCATE} data.gen_batch_size=192", r"data\.gen_batch_size=192: .*leave it out"),
-        (f"+adaptive=dapo {COLOCATE} adaptive.sampler.round.prompts=192", r"round\.prompts=192: has no effect.*leave it out"),
+        (
+            f"+adaptive=dapo {COLOCATE} adaptive.sampler.round.prompts=192",
+            r"round\.prompts=192: has no effect.*leave it out",
+        ),
         (
             f"+adaptive=pilot_commit {SEPARATE} adaptive.allocator.factor=3 actor_rollout_ref.rollout.n=16",
             r"allocator\.factor=3\.0: has no effect with trainer\.v1\.trainer_mode=separate_async.*leave it out",

@@ -24,14 +24,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 
 from verl_adaptive.config import RunFacts, check
 from verl_adaptive.groups import ROUNDING, Groups
 from verl_adaptive.progress import Progress
-from verl_adaptive.ranges import Floor, Positive, Range, Share
+from verl_adaptive.ranges import Floor, Positive, Share
 from verl_adaptive.rng import Draw, unit
 from verl_adaptive.roles import Pick, Sampler
 from verl_adaptive.stats.running_mean import Memory
@@ -56,7 +56,6 @@ class Spread(Sampler):
         Attributes:
             weight: the standard deviation of one rollout's ``reward`` or ``success``, or the chance that a group of n is ``mixed``.
             floor: what every prompt's weight is at least.
-            n: rollouts of the group that ``mixed`` thinks of; null: the run's group size.
             decay: ρ, what a visit leaves of a prompt's earlier evidence.
             strength: κ, rollouts that the prior counts for before the first visit; it fades with the evidence.
             prior: what an unknown prompt is expected to show: the mean of its data source (``source``) or of ``all``.
@@ -64,7 +63,6 @@ class Spread(Sampler):
 
         weight: Literal["reward", "success", "mixed"] = "reward"
         floor: Floor = 0.0125
-        n: Annotated[int, Range("[2, inf)")] | None = None
         decay: Share = 0.9
         strength: Positive = 4.0
         prior: Literal["source", "all"] = "source"
@@ -80,8 +78,8 @@ class Spread(Sampler):
     def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c = self.config
-        hint = f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward, or set adaptive.sampler.n"
-        check(c.weight != "mixed" or (c.n or facts.n) >= 2, "adaptive.sampler.weight", c.weight, hint)
+        hint = f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward"
+        check(c.weight != "mixed" or facts.n >= 2, "adaptive.sampler.weight", c.weight, hint)
         kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
         self._pool = None
         self._scale = RunningScale()  # of the rewards less what was expected of them
@@ -171,7 +169,7 @@ class Spread(Sampler):
         mass = self.memory.mass(rows)
         a, b = value * mass, (1 - value) * mass
         right, wrong = np.ones(len(rows)), np.ones(len(rows))
-        for j in range(self.config.n or self.facts.n):
+        for j in range(self.facts.n):
             right *= (a + j) / (mass + j)
             wrong *= (b + j) / (mass + j)
         return 1 - right - wrong
