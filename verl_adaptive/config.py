@@ -301,7 +301,7 @@ class AdaptiveConfig:
             null: wherever the losses allow it; true: beside a KL or entropy loss too, whose terms these rows then lose.
         stale_discount: weight of a group's evidence for each weight update between its generation and its review, in
             (0, 1]; asynchronous trainers and held groups only. Counts and streaks are facts and stay whole; what the
-            Beta posteriors (MoPPS, CERO) learn is weighed.
+            Beta posteriors (MoPPS, CERO) and the memory (``solo``, ``spo``) learn is weighed.
         record: write every decision's inputs down for `verl-adaptive replay`; true: beside the checkpoints, or a folder. It
             is written as training goes on, each step whole: a disk that does not answer holds training up.
         poll_interval: seconds between polls of the rollout queue.
