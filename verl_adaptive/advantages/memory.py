@@ -112,8 +112,7 @@ class MemoryBaseline(Advantage):
         off = self._off(groups.reward, groups.group_of, groups, self._scale.rewards)
         self._scale.observe(self.memory.rewards(rows[groups.group_of], groups.reward), off)
         reward = self._scale.counted(groups.reward, self.memory.col("before")[rows][groups.group_of])
-        total, n = groups.sum(reward), groups.n.astype(np.float64)
-        weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
+        total, n, weight = groups.sum(reward), groups.n.astype(np.float64), self.evidence_weight(groups)
         self.memory.observe(rows, weight * total, weight * n, total / n)
 
     def end_step(self, progress: Progress) -> None:

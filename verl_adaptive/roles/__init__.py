@@ -88,12 +88,14 @@ class Role(ABC):
         """The part's own column ``name``: a writable view of the table, valid until the table grows."""
         return self.table.col(f"{self.name}.{name}")
 
-    def evidence(self, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
-        """float64 ``(G,)`` twice: successes and failures as evidence of what the policy can do *now*.
+    def evidence_weight(self, groups: Groups) -> np.ndarray:
+        """float64 ``(G,)``: what a rollout counts for as evidence of what the policy can do *now*: of a group that was generated
+        k weight updates ago, ``stale_discount ** k``."""
+        return self.facts.stale_discount ** groups.lag.astype(np.float64)
 
-        A group that was generated k weight updates ago counts ``stale_discount ** k``.
-        """
-        weight = self.facts.stale_discount ** groups.lag.astype(np.float64)
+    def evidence(self, groups: Groups) -> tuple[np.ndarray, np.ndarray]:
+        """float64 ``(G,)`` twice: successes and failures as such evidence."""
+        weight = self.evidence_weight(groups)
         return weight * groups.successes, weight * (groups.n - groups.successes)
 
     def observe(self, groups: Groups, progress: Progress) -> None:

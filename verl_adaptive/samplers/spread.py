@@ -192,7 +192,7 @@ class Spread(Sampler):
         stands_in = others_mean(mine, np.concatenate([mine, self._scale.rewards], axis=1)) if unknown.any() else value
         self._scale.observe(mine, groups.reward - np.where(unknown, stands_in, value))
         reward = self._scale.counted(groups.reward, value)
-        weight, n = self.facts.stale_discount ** groups.lag.astype(np.float64), groups.n.astype(np.float64)
+        weight, n = self.evidence_weight(groups), groups.n.astype(np.float64)
         for memory, values in ((self.memory, reward), (self._squares, reward * reward)):
             total = groups.sum(values)
             memory.observe(groups.row, weight * total, weight * n, total / n)
