@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.samplers.bound import bound, progress_at
 from tests.world import World, make_engine, run, run_step
@@ -100,15 +101,18 @@ def test_dropped_groups_name_the_reason() -> None:
 # -- Reinforce-Ada --------------------------------------------------------------------------------------------
 
 
-def test_reinforce_ada_samples_until_both_kinds_are_there() -> None:
-    engine, world = make_engine(allocator="reinforce_ada", batch=60, n=4, p=np.linspace(0, 1, 60), refill=False)
+@pytest.mark.parametrize(("k_pos", "right", "wrong"), [(None, 2, 2), (3, 3, 1)])
+def test_reinforce_ada_samples_until_both_kinds_are_there(k_pos, right, wrong) -> None:
+    """Of n = 4 the incorrect ones are the rest; beside a k_pos of 3 two were asked for."""
+    allocator = {"name": "reinforce_ada", "k_pos": k_pos}
+    engine, world = make_engine(allocator=allocator, batch=60, n=4, p=np.linspace(0, 1, 60), refill=False)
     groups = run_step(engine, world, 1).groups
     assert set(groups.n.tolist()) <= {8, 16, 24, 32}
-    enough = (groups.successes >= 2) & (groups.n - groups.successes >= 2)
+    enough = (groups.successes >= right) & (groups.n - groups.successes >= wrong)
     assert enough[groups.n < 32].all() and not enough[groups.index == 0].any()
     for g in np.flatnonzero(groups.n > 8):  # nobody was sampled longer than needed
         before = groups.success[groups.offsets[g] : groups.offsets[g + 1] - 8]
-        assert before.sum() < 2 or (1 - before).sum() < 2
+        assert before.sum() < right or (1 - before).sum() < wrong
 
 
 def test_reinforce_ada_pos_draws_in_proportion_to_one_over_p() -> None:

@@ -76,7 +76,7 @@ class ReinforceAda(Allocator):
         c, n = self.config, self.facts.n
         balance = c.variant == "balance"
         k_pos = c.k_pos or (max(1, n // 2) if balance else 1)
-        k_neg = (c.k_neg or max(1, n - n // 2)) if balance else 0
+        k_neg = (c.k_neg or max(1, n - k_pos)) if balance else 0
         correct = groups.sum(groups.correct)
         done = (correct >= k_pos) & (groups.n - correct >= k_neg)
         done |= groups.reduce(np.maximum, groups.stage) + 1 >= c.rounds
