@@ -25,7 +25,6 @@ command=(
     adaptive.sampler.p_hard=0.5
     adaptive.sampler.target=0.25
     adaptive.sampler.round.prompts=384
-    adaptive.sampler.round.safety=1.25
 
     # algorithm
     algorithm.adv_estimator=grpo

@@ -2,9 +2,9 @@
 # Never run on GPUs here: composed and validated only. Pilot-Commit, Qwen3-4B-Base.
 #
 # Settings of the authors' scripts (arXiv 2605.26606): Polaris-53K, 16 pilots and 48 commits, 384 pilots a round, band
-# 0.125 to 0.75, solved prompts retired, rewards of +1 and -1, lr 1e-6 with 10 warm-up steps, clip 0.2/0.28, dual clip 10,
-# 500 steps, 4 nodes. Where it differs: the number of optimizer updates equals GRPO's (theirs: 6 for its 4), and there is no
-# overlong penalty.
+# 0.125 to 0.75, solved prompts retired for good, rewards of +1 and -1, lr 1e-6 with 10 warm-up steps, clip 0.2/0.28, dual
+# clip 10, 500 steps, 4 nodes. Where it differs: the number of optimizer updates equals GRPO's (theirs: 6 for its 4), and
+# there is no overlong penalty.
 #
 #   python examples/prepare_math.py --set polaris --out data/polaris
 #   bash examples/qwen3_4b_pilot_commit.sh [further overrides]
@@ -30,6 +30,7 @@ command=(
     adaptive.allocator.form=pipelined
     adaptive.sampler.after=1
     adaptive.sampler.threshold=1.0
+    adaptive.sampler.recheck=0
 
     # algorithm
     algorithm.adv_estimator=grpo

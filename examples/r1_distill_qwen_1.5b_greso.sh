@@ -2,7 +2,7 @@
 # Never run on GPUs here: composed and validated only. GRESO, DeepSeek-R1-Distill-Qwen-1.5B.
 #
 # Settings of the paper (arXiv 2506.02177) for its long-response model: batch 128, rounds of 192 prompts, prompts of 2,048
-# and responses of 6,144 tokens, 8 GPUs. The smallest round is the scripts' 64.
+# and responses of 6,144 tokens, 8 GPUs.
 #
 #   python examples/prepare_math.py --set dapo+math --out data/math
 #   bash examples/r1_distill_qwen_1.5b_greso.sh [further overrides]
@@ -24,7 +24,6 @@ command=(
     adaptive.sampler.p_hard=0.5
     adaptive.sampler.target=0.25
     adaptive.sampler.round.prompts=192
-    adaptive.sampler.round.safety=1.25
 
     # algorithm
     algorithm.adv_estimator=grpo

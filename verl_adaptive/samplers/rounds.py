@@ -25,7 +25,7 @@ class RoundConfig:
 
     Attributes:
         prompts: D, prompts of a step's first request (DAPO's ``gen_batch_size``); null: what the recent yield calls for.
-        safety: β, the over-ask that makes a second request unlikely (GRESO: 1.25).
+        safety: β, the over-ask that makes a second request unlikely, where ``prompts`` is null (GRESO: 1.25).
     """
 
     prompts: Count | None = field(default=None, metadata=PER_STEP)
