@@ -147,7 +147,7 @@ class PilotCommit(PooledAllocator):
         super().bind(table, facts)
         c, path = self.config, "adaptive.allocator"
         self.n_pilot = self.pilots(facts.n)
-        hint = f"{self.n_pilot} pilots leave no commit: must be below actor_rollout_ref.rollout.n={facts.n}"
+        hint = f"{self.n_pilot} pilots leave no commit; take fewer, or more than actor_rollout_ref.rollout.n={facts.n}"
         check(self.n_pilot < facts.n, f"{path}.n_pilot", c.n_pilot, hint)
         n = np.int64(self.n_pilot)
         inside = band_side(np.arange(n + 1), n, c.lower, c.upper) == 0
