@@ -146,6 +146,14 @@ def test_resume_continues_bit_for_bit_through_zero_rounds():
         assert second.policy.sampler.state_dict() == whole.policy.sampler.state_dict()
 
 
+@pytest.mark.parametrize("n", [2, 3])
+def test_a_group_without_halves_is_one_unit(n):
+    """Of n = 2 a unit was one rollout, which rounds planned and could not give: 106 of 2,000 were never spent."""
+    engine, world = make_engine("cero", refill=False, batch=5, n=n, M=60, steps=200)
+    assert {int(size) for result in run(engine, world, 200) for size in result.groups.n} == {n}
+    assert 200 * 5 * n - engine.total.rollouts.generated < engine.policy.sampler.capacity * n  # less than a round
+
+
 def test_fractional_success_counts_as_expected_successes():
     cero = make_cero(10, 4, 8, 50)
     pick = cero.pick(np.arange(10), 1, progress_at(1))

@@ -27,7 +27,7 @@ Where we decide what the paper leaves open:
   so the default of 4 cannot act in it; 0 turns the floor off.
 * *Forgetting*: ``rho`` decays every prompt's evidence once a round, as written; with a pass of a hundred rounds that
   wipes the memory, so ``forget=visit`` decays it only when the prompt is seen.
-* *Odd n*: a unit is then the whole group of n (``n_max=1``), so that groups are as large as GRPO's; all formulas see
+* *Odd n, and 2*: a unit is then the whole group of n (``n_max=1``), so that groups are as large as GRPO's; all formulas see
   Ñ/N_max and z/R only, which do not change.
 * *Other facts after a resume*: rounds that are left keep the pace that GRPO would have with the new batch, n and steps,
   plus or less what the run was behind or ahead of its pace until then; duals and values stay.
@@ -94,7 +94,7 @@ class Cero(Sampler):
 
         Attributes:
             g: rollouts a unit; null: n / n_max, the paper's 4 for n = 8, so that a group is as large as GRPO's.
-            n_max: units a prompt gets in a round; null: 2, or 1 if n is odd.
+            n_max: units a prompt gets in a round; null: 2, or 1 if n is odd or 2.
             capacity: C, units a round; null: 132/128 of the mean, as published. Of the rounds about B/C make an update.
             budget: B, units over the run; null: what GRPO would generate, steps · batch · n / g.
             rounds: K; null: the run's steps.
@@ -161,7 +161,7 @@ class Cero(Sampler):
     def bind(self, table, facts) -> None:
         super().bind(table, facts)
         c, path = self.config, "adaptive.sampler"
-        whole = c.g is None and facts.n % 2 == 1  # a group of an odd n is one unit
+        whole = c.g is None and (facts.n % 2 == 1 or facts.n == 2)  # half a group is no unit
         self.n_max: int = c.n_max or (1 if whole else 2)
         divides = facts.n < self.n_max or facts.n % self.n_max == 0
         hint = (
