@@ -148,6 +148,12 @@ def test_the_beginning_of_a_key_finds_its_prompt(finished, call, refusal) -> Non
         assert "first 8 or more" in refusal("stats", finished.folder, "--where", f"key == '{bad}'", status=2)
 
 
+def test_a_misspelt_column_is_answered_alike_wherever_it_is_named(finished, refusal) -> None:
+    words = ("--where", "pass_rat < 1"), ("--sort", "pass_rat")
+    where, sort = (refusal("stats", finished.folder, *each, status=2) for each in words)
+    assert where == sort and "no column 'pass_rat'; did you mean pass_rate?" in sort
+
+
 def test_a_score_that_is_no_number_is_a_lost_rollout(tmp_path, call) -> None:
     """As in training; one in verl's rollouts made a whole folder of them unreadable."""
     line = {"input": "q", "output": "a", "gts": "1"}

@@ -41,7 +41,7 @@ from verl_adaptive.report.judge import hear
 from verl_adaptive.report.lists import COLUMNS, lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import open_runs
-from verl_adaptive.stats.expressions import Expression
+from verl_adaptive.stats.expressions import Expression, check_columns
 from verl_adaptive.stats.prompts import about_column
 from verl_adaptive.text import cell, clean, counted, number, share, step_range
 
@@ -142,9 +142,8 @@ def _once(args: argparse.Namespace, wanted: Any) -> int:
         rollouts = prompts.get("rollouts").astype(np.int64)
         facts["selected"], facts["selected_rollouts"] = len(chosen), int(rollouts[chosen].sum())
         share = f" ({facts['selected_rollouts'] / rollouts.sum():.1%} of all)" if rollouts.any() else ""
-        if args.sort and args.sort not in prompts.names():
-            raise UsageError(f"no column {args.sort!r}; there are {', '.join(prompts.names())}")
         if args.sort:
+            check_columns([args.sort], prompts.names())
             chosen = prompts.order(args.sort, chosen, args.desc)
         extra = [*(wanted.names if wanted else []), *([args.sort] if args.sort else [])]
         lists = {"selected prompts": (chosen, extra)}

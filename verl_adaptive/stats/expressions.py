@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Iterable
 from functools import reduce
 from typing import Any, Protocol
 
@@ -100,15 +100,19 @@ class Expression:
         Raises:
             ExpressionError: unknown column.
         """
-        known = prompts.names()
-        for name in self.names:
-            if name not in known:
-                hint = nearest(name, known, "")
-                raise ExpressionError(f"no column {name!r}; {hint}{' ' * bool(hint)}there are {', '.join(known)}")
+        check_columns(self.names, prompts.names())
         truth = _Evaluation(self.text, prompts.column).need(_CONDITION, self._tree)
         if isinstance(truth, pa.Scalar):
             return np.full(len(prompts), bool(truth.as_py()))
         return pc.fill_null(truth, False).to_numpy(zero_copy_only=False)
+
+
+def check_columns(names: Iterable[str], known: Collection[str]) -> None:
+    """Refuse a name that is none of the known columns; the ExpressionError has the nearest and all of them."""
+    for name in names:
+        if name not in known:
+            hint = nearest(name, known, "")
+            raise ExpressionError(f"no column {name!r}; {hint}{' ' * bool(hint)}there are {', '.join(known)}")
 
 
 class _NoRows:
