@@ -77,14 +77,12 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         n = row["n"]
         if isinstance(n, bool) or not isinstance(n, int | float) or not 1 <= n <= _MOST or n != int(n):
             raise ValueError(f"n={n!r} is not a positive whole number of at most {_MOST}")
-        if row.get("successes") is not None:
-            c = float(row["successes"])
-        elif row.get("pass_rate") is not None:
-            c = float(row["pass_rate"]) * n
-        else:
+        name = next((name for name in ("successes", "pass_rate") if row.get(name) is not None), None)
+        if name is None:
             raise ValueError("n needs successes or pass_rate beside it")
+        c = _number(row, name) * (n if name == "pass_rate" else 1)
         if not 0 <= c <= n * (1 + 1e-9):
-            raise ValueError(f"{c} successes in {n} rollouts")
+            raise ValueError(f"{name}={row[name]!r}: {c} successes in {n} rollouts")
         c = min(c, float(n))
         reward = _sum(row, "reward_sum", math.nan)
         # Where only the count is known, as if each rollout had scored 0 or 1.
@@ -94,7 +92,7 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
             low, high = _apart(n, signal, squares)
         return float(n), c, signal, squares, reward, low, high
     if row.get("score") is None and row.get("prior") is not None:
-        p = float(row["prior"])
+        p = _number(row, "prior")
         if not 0 <= p <= 1:
             raise ValueError(f"prior={row['prior']!r} is not an expected reward in [0, 1]; map your score to one first")
         total = _PRIOR * p
@@ -102,7 +100,10 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
     if row.get("score") is None:
         nothing = "score is null" if "score" in row else f"it has: {', '.join(row)}"
         raise ValueError(f"neither n (beside pass_rate or successes), score nor prior says how it went; {nothing}")
-    scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
+    try:
+        scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
+    except (TypeError, ValueError):
+        scores = np.zeros(0)
     if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
         raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")
     with np.errstate(over="ignore"):
@@ -122,17 +123,24 @@ def _apart(n: float, total: float, squares: float) -> tuple[float, float]:
     return mean - deviation, mean + deviation
 
 
+def _number(row: Mapping[str, Any], name: str) -> float:
+    try:
+        return float(row[name])
+    except (TypeError, ValueError):
+        raise ValueError(f"{name}={row[name]!r} is not a number") from None
+
+
 def _sum(row: Mapping[str, Any], name: str, otherwise: float) -> float:
     if row.get(name) is None:
         return otherwise
-    value = float(row[name])
+    value = _number(row, name)
     if not abs(value) <= _LARGEST:
         raise ValueError(f"{name}={row[name]!r} is not a number of at most {_LARGEST:g}")
     return value
 
 
 def _tokens(row: Mapping[str, Any]) -> float:
-    tokens = float(row.get("tokens") or 0)
+    tokens = _number(row, "tokens") if row.get("tokens") else 0.0
     if not 0 <= tokens <= 2**53:
         raise ValueError(f"tokens={row['tokens']!r} is not a number of tokens")
     return tokens
