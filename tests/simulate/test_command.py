@@ -106,6 +106,7 @@ def test_the_answer_comes_first_and_the_best_is_on_top(call) -> None:
     assert found["answer"].startswith("Not told by 2 seeds")
     lines = call("simulate", *words)[1].splitlines()
     assert any(line.startswith("Not told by") for line in lines[:4])
+    assert any(line.startswith("learned ") and "rise of the pool" in line for line in lines)
     first = [line.split()[0] for line in lines if line.split() and line.split()[0] in merit][: len(merit)]
     real = sorted((p for p in merit if not p.startswith("oracle")), key=lambda p: -merit[p])
     assert first[: len(real)] == real and all(p.startswith("oracle") for p in first[len(real) :])
@@ -118,6 +119,7 @@ def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:
     assert found["merit"] == "signal per rollout" and merit["oracle_best"] > 1.2 and merit["grpo"] == 1.0
     timed = json.loads(call("simulate", *words, "--clock", "--cap", 2000, "--median", 300, "--json")[1])
     assert timed["merit"] == "signal per second"
+    assert "rise of the pool" not in call("simulate", *words)[1]
 
 
 def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:

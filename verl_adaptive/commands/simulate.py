@@ -371,7 +371,7 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
     if about.get("trace", {}).get("note"):
         out.print(f"Note: {about['trace']['note']}.")
     told = [(head, text) for columns in described for head, _, text in columns if text]
-    out.print(facts([_LEARNED, *told, _INTERVAL]))
+    out.print(facts([*([_LEARNED] if merit.startswith(_LEARNED[0]) else []), *told, _INTERVAL]))
     out.print(f"\n{limits}")
 
 
