@@ -205,9 +205,12 @@ def test_what_cannot_be_paired_is_said(arms, call, tmp_path) -> None:
         validated(tmp_path / name, steps=5)
     assert "no different seeds" in call("compare", f"grpo={arms}/grpo-s*", other)[2]
     make_run(tmp_path / "blind", run_id="p/one-7", steps=5)
+    (tmp_path / "blind" / "dumps").mkdir()
+    (tmp_path / "blind" / "dumps" / "1.jsonl").write_text('{"input": "q", "output": "a", "gts": "1", "score": 1.0}\n')
     for folder, kind, hint in (
-        ("adaptive", "journal", "give every run a trainer.test_freq"),
+        ("adaptive", "journal", "set trainer.test_freq"),
         ("global_step_5/adaptive", "snapshot", "name the run's journal"),
+        ("dumps", "rollouts", "set trainer.test_freq, have file in trainer.logger, and let VERL_FILE_LOGGER_PATH name"),
     ):
         said = call("compare", f"grpo={arms}/grpo-s*", f"x={tmp_path}/blind/{folder}")[2]
         assert f"blind/{folder} ({kind}) has no validation: {hint}" in " ".join(said.split())

@@ -23,6 +23,7 @@ from verl_adaptive.report.course import hours_of
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
+from verl_adaptive.stats.run import VALIDATE
 from verl_adaptive.stats.snapshot import FOLDER
 from verl_adaptive.text import number, span
 
@@ -250,7 +251,7 @@ def _comparable(runs: Sequence[Run]) -> dict[str, list[dict[str, Any]]]:
     validations = {run.id: run.validations() if run.has_course else [] for run in runs}
     for run in runs:
         if not validations[run.id]:
-            hint = "give every run a trainer.test_freq" if run.has_course else "name the run's journal"
+            hint = VALIDATE.get(run.kind, "name the run's journal")
             raise AdaptiveError(f"{run.where} ({run.kind}) has no validation: {hint}")
     own = {run.id: set.intersection(*(set(one["metrics"]) for one in validations[run.id])) for run in runs}
     common = set.intersection(*own.values())

@@ -21,6 +21,7 @@ from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import Forecast, History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
+from verl_adaptive.stats.run import VALIDATE
 from verl_adaptive.text import cell, clean, counted, number, share, span, step_range
 
 #: Sources in the table.
@@ -93,6 +94,7 @@ def render(collected: Collected, *, live: Live | None = None) -> str:
             subtitle=_subtitle(facts, history),
             cards=_cards(facts, history, end),
             learning=learning(collected),
+            validate=VALIDATE,
             validated=history is not None and bool(headline(history.validations)),
             against=clean(", ".join(name for name, _ in collected.against)) or None,
             findings=collected.findings,

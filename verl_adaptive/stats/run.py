@@ -69,6 +69,12 @@ _SAID = [
 ]
 
 Kind = Literal["journal", "rollouts", "snapshot", "results"]
+#: What a training needs so that a store of its kind has validations; the other kinds never have any.
+VALIDATE: dict[str, str] = {
+    "journal": "set trainer.test_freq",
+    "rollouts": "set trainer.test_freq, have file in trainer.logger, and let VERL_FILE_LOGGER_PATH name metrics.jsonl in "
+    "this folder",
+}
 #: Source, kind and where of a :class:`Run`.
 Place = tuple[str, Kind, str]
 
