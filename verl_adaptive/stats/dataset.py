@@ -10,12 +10,16 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.stats.files import StoreError, parquet_rows
+from verl_adaptive.stats.files import StoreError, open_parquet, parquet_rows
 from verl_adaptive.stats.keys import CONTENT, Identity, dataset_identity, dataset_keys, dig, keys_array, keys_bytes
 
 
 def _keyed(path: str, identity: Identity, *, question: bool = False) -> Iterator[tuple[int, dict[str, Any], bytes]]:
     """Every row's number, the row, and its key (``question``: with the answer left out)."""
+    there, name = open_parquet(path).schema_arrow.names, identity.id_key or identity.prompt_key
+    if not {name, name.split(".")[0]} & set(there):
+        option = "--prompt-key" if identity.id_key is None else "--id-key"
+        raise StoreError(f"{path} has no column {name!r} ({option} names another); it has: {', '.join(there)}")
     start = 0
     for rows in parquet_rows(path, identity.columns):
         try:

@@ -56,7 +56,9 @@ def open_parquet(path: str | Path) -> pq.ParquetFile:
     try:
         file = pq.ParquetFile(path)
     except (pa.ArrowException, OSError, ValueError) as error:
-        raise StoreError(f"{path} is not a Parquet file: {error}") from error
+        made = "; datasets.load_dataset('json', data_files=…)['train'].to_parquet(…) makes one, with the same keys"
+        hint = made if str(path).endswith((".json", ".jsonl")) else ""
+        raise StoreError(f"{path} is not a Parquet file: {error}{hint}") from error
     if not file.metadata.num_rows:
         raise StoreError(f"{path} has no rows")
     return file
