@@ -130,6 +130,39 @@ def test_a_resume_that_shuffles_no_more_begins_a_pass(chunk, workers, reads):
     assert other.take(8)[:8].tolist() == list(range(8))
 
 
+class Counting(Rows):
+    """A data set with a state of its own (``data.custom_cls``, torchdata's Stateful)."""
+
+    count = 0
+
+    def __getitem__(self, index):
+        self.count += 1
+        return {"count": self.count}
+
+    def state_dict(self) -> dict:
+        return {"count": self.count}
+
+    def load_state_dict(self, state: dict) -> None:
+        self.count = state["count"]
+
+
+@pytest.mark.parametrize(
+    ("chunk", "workers", "reads"), [(8, 0, True), (8, 1, True), (1, 0, True), (1, 0, False)], ids=str
+)
+def test_a_data_set_keeps_its_state(chunk, workers, reads):
+    """verl's loader checkpoints it; ours had it begin anew. A sampler that picks from the pool reads without the loader."""
+    made = []
+    for _ in range(2):
+        rows = Counting()
+        stream = DataloaderPrompts(rows, SequentialSampler(rows), chunk=chunk, workers=workers)
+        if made:
+            stream.loader.load_state_dict(made[0])
+        places = stream.take(8)[:8].tolist() if reads else range(8)
+        counts = [stream.item(i)["count"] for i in places]
+        made.append(stream.loader.state_dict())
+    assert counts == list(range(9, 17))
+
+
 class Stages(Sampler):
     """A curriculum of one's own (``data.sampler.class_path``), which goes on with the same stages only."""
 

@@ -14,13 +14,17 @@ from verl_adaptive.stats.keys import Identity
 
 
 class NumberedDataset(Dataset):
-    """verl's dataset, whose items come with their position; everything else is the dataset's own.
+    """verl's dataset, whose items come with their position.
 
-    Without ``read`` the items are not read at all: only their positions come.
+    Without ``read`` the items are not read at all: only their positions come. A dataset that has a state keeps it in the
+    loader's, as in verl.
     """
 
     def __init__(self, dataset: Dataset, *, read: bool) -> None:
         self.dataset, self.read = dataset, read
+        for name in ("state_dict", "load_state_dict"):  # torchdata's Stateful: both, or the loader asks for neither
+            if hasattr(dataset, name):
+                setattr(self, name, getattr(dataset, name))
 
     def __len__(self) -> int:
         return len(self.dataset)
@@ -50,6 +54,8 @@ class _Loader(StatefulDataLoader):
         if workers != self.num_workers:
             self.num_workers, self.prefetch_factor = workers, 2 if workers else None
         super().load_state_dict(state_dict)
+        if hasattr(self.dataset, "load_state_dict"):
+            super().state_dict()  # gives the data set its own now; else with the first fetch, which a pool never makes
 
     def _get_iterator(self) -> Any:
         try:
