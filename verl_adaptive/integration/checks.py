@@ -574,6 +574,13 @@ def _check_servers(config: Any, policy: Policy) -> None:
         True,
         "dispatches single rollouts, and a preset sends, tops up and aborts prompts with all of theirs; set it to false",
     )
+    check(  # the request id is made of the priority, which AgentLoopWorkerTQ gives nobody; the seed is the server's own
+        not rollout.get("full_determinism", False) or rollout.name != "vllm" or _group_size(rollout.n, policy)[0] < 2,
+        f"{key}.full_determinism",
+        True,
+        "verl's V1 trainers ask vLLM for every rollout with the same seed and the same request id: all rollouts of a prompt would be "
+        "one answer, so that no group has a signal, and one server would generate them all; set it to false",
+    )
     apart = (rollout.get("disaggregation") or {}).get("enabled", False)
     gpus, engine = gpus_of(config), gpus_of_engine(config)
     check(  # verl makes none of more than there are, and every rollout fails; its workers refuse a rest once models are loaded
