@@ -52,6 +52,14 @@ def test_epochs_may_be_written_with_an_exponent() -> None:
             RunPlan.of(composed(*words, f"trainer.total_epochs={epochs}")[0])
 
 
+def test_the_longest_answer_is_the_one_that_verl_generates() -> None:
+    """Of ``data.max_response_length`` it was, which verl reads nowhere: the rollout's own setting has it by default."""
+    config, _ = composed("+adaptive=solo", "data.max_response_length=512", "actor_rollout_ref.rollout.n=8")
+    assert RunPlan.of(config).longest == 512
+    config.actor_rollout_ref.rollout.response_length = 2048
+    assert RunPlan.of(config).longest == 2048
+
+
 def test_less_than_no_batch_ahead_is_none_as_in_verl() -> None:
     """-1 left no room for the step's own batch, and -0.5 for half of it."""
     mode = "trainer.v1.trainer_mode=colocate_async"

@@ -65,6 +65,7 @@ _OLD_REWARD = {
 _COUNTS = (
     "data.train_batch_size",
     "data.max_response_length",
+    "actor_rollout_ref.rollout.response_length",
     "actor_rollout_ref.rollout.n",
     "actor_rollout_ref.rollout.max_num_seqs",
     "actor_rollout_ref.rollout.tensor_model_parallel_size",

@@ -111,7 +111,7 @@ class RunPlan:
         if skip and not forgo:
             said = advantage.zero_rows or said
         rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
-        batch, n, longest = int(config.data.train_batch_size), int(rollout.n), int(config.data.max_response_length)
+        batch, n, longest = int(config.data.train_batch_size), int(rollout.n), int(rollout.response_length)
         notes = (
             facts.held_note(policy),
             facts.dropped_note(config, policy),
