@@ -298,6 +298,16 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
         ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=4"), "validate", "/ parameter_sync_step=16"),
         ((*SEPARATE, "actor_rollout_ref.rollout.nnodes=0"), "validate", "rollout.nnodes=0"),
         ((*SEPARATE, "actor_rollout_ref.rollout.checkpoint_engine.backend=naive"), "validate", "choose nccl"),
+        (
+            ("+adaptive=greso", "trainer.v1.sampler.max_off_policy_threshold=0"),
+            "validate",
+            "max off policy threshold: 0, must be",
+        ),
+        (
+            (*SEPARATE, "trainer.v1.separate_async.hybrid_rollout.switch_threshold_ratio=40"),
+            "validate",
+            "switch_threshold_ratio must be in (0, 1]",
+        ),
     ],
 )
 def test_what_is_wrong_is_found(overrides, check, says, examine) -> None:
@@ -540,6 +550,8 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ("actor_rollout_ref.rollout.n=null", "actor_rollout_ref.rollout.n=None: must be a whole number"),
         ("actor_rollout_ref.actor.ppo_mini_batch_size=0", "ppo_mini_batch_size=0: must be a whole number, 1 or more"),
         ("trainer.total_training_steps=0", "trainer.total_training_steps=0: must be a whole number, 1 or more"),
+        ("trainer.save_freq=null", "trainer.save_freq=None: must be a whole number, -1 for never"),
+        ("trainer.test_freq=null", "trainer.test_freq=None: must be a whole number, -1 for never"),
         # verl looks these up with models loaded, or when the first step has generated
         (
             "trainer.logger=[console,wandbb]",

@@ -91,6 +91,9 @@ def check_counts(config: Any) -> None:
         kinds = (int, float) if key == "trainer.total_epochs" else (int,)
         counts = isinstance(value, kinds) and not isinstance(value, bool) and value > 0 and value % 1 == 0
         check(counts, key, value, "must be a whole number, 1 or more")
+    for key in ("trainer.save_freq", "trainer.test_freq"):  # verl compares with them when its first step has trained
+        value = OmegaConf.select(config, key, default=-1)
+        check(isinstance(value, int), key, value, "must be a whole number, -1 for never")
 
 
 def _check_old_rewards(config: Any) -> None:

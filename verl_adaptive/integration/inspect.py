@@ -164,6 +164,7 @@ def validate_as_verl(config: DictConfig) -> list[str]:
     """verl's own validation; what was left out of it because something that the run will have is not on this machine."""
     from hydra.errors import InstantiationException
     from verl.trainer.ppo.utils import need_reference_policy
+    from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
     from verl.utils.config import omega_conf_to_dataclass, validate_config
 
     config, remarks = _without_lora(config)
@@ -184,6 +185,10 @@ def validate_as_verl(config: DictConfig) -> list[str]:
                 f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"
             )
         omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as workers do, once the models are loaded
+        v1 = config.trainer.v1  # as its trainers do, once Ray has started
+        ReplayBuffer("sync", {}, v1.sampler.max_off_policy_threshold, v1.sampler.max_off_policy_strategy, {})
+        if lends := v1.separate_async.get("hybrid_rollout"):
+            omega_conf_to_dataclass(lends)
     return remarks
 
 
