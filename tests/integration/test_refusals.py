@@ -59,6 +59,7 @@ OWN_POOL = (
 CORRECTION = "algorithm.rollout_correction"
 BYPASS = f"{CORRECTION}.bypass_mode"
 TEACHER = "distillation.enabled=true distillation.distillation_loss"
+COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
 ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom_reward_function.path"
 
 
@@ -369,6 +370,15 @@ def test_refused(overrides, message):
         ("+adaptive=solo data.shuffle=false", "data.shuffle=false has no effect: adaptive/sampler=", True),
         ("+adaptive=greso data.shuffle=false", "data.shuffle=false has no effect", False),
         ("+adaptive=solo", "data.shuffle=false has no effect", False),
+        # the schedule of 1,740 steps stood at 0.81 of the first rate when a budget of 500 steps was spent
+        (f"+adaptive=grpo {COSINE} adaptive.total_rollouts=256000", "lr_scheduler_type=cosine goes by verl's", True),
+        (f"+adaptive=grpo {COSINE}", "goes by verl's number of steps", False),
+        ("+adaptive=grpo adaptive.total_rollouts=256000", "goes by verl's number of steps", False),
+        (
+            f"+adaptive=grpo {COSINE} adaptive.total_rollouts=256000 trainer.total_training_steps=2000",
+            "goes by verl's number of steps",
+            False,
+        ),
         # verl's default estimator has a critic
         (
             "+adaptive=grpo algorithm.adv_estimator=gae",

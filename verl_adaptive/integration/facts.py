@@ -276,6 +276,23 @@ def estimator_note(config: Any, name: str) -> str:
     return "algorithm.adv_estimator=gae, verl's default: PPO with a critic; for GRPO write algorithm.adv_estimator=grpo"
 
 
+def rate_note(config: Any, budget: int | None) -> str:
+    """That a budget ends the run before the learning rate has decayed; empty where there is none, or the rate is constant."""
+    trainer, optim = config.trainer, config.actor_rollout_ref.actor.optim
+    styles = {name: optim.get(name) for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style", "decay_type")}
+    name = next((name for name, style in styles.items() if style not in (None, "constant")), None)
+    steps, spent = (
+        trainer.get("total_training_steps"),
+        config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
+    )
+    if budget is None or name is None or optim.get("lr_decay_steps") or (steps is not None and steps * spent <= budget):
+        return ""
+    return (
+        f"actor_rollout_ref.actor.optim.{name}={styles[name]} goes by verl's number of steps, and adaptive.total_rollouts may end the run long before: "
+        "the learning rate would not have decayed; write trainer.total_training_steps=<about the steps of the budget>"
+    )
+
+
 def order_note(config: Any, policy: Policy) -> str:
     """That the order of the file is nobody's; empty where it is kept, or verl shuffles anyway."""
     if policy.sampler.kind == "stream" or config.data.get("shuffle", True):

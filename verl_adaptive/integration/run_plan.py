@@ -117,6 +117,7 @@ class RunPlan:
             facts.dropped_note(config, policy),
             facts.image_note(config, facts.model_kind(config)),
             facts.distillation_note(config),
+            facts.rate_note(config, adaptive.total_rollouts),
             facts.order_note(config, policy),
             facts.bypass_note(config),
             facts.estimator_note(config, adaptive.name),
