@@ -298,6 +298,10 @@ def test_passes(overrides):
         ("+adaptive=greso trainer.v1.trainer_mode=fully_async", r"trainer_mode='fully_async': must be one of sync"),
         ("+adaptive=greso +trainer.v1.rollout_level_dispatch=true", r"rollout_level_dispatch=True: .*set it to false"),
         (
+            "+adaptive=grpo algorithm.adv_estimator=gae algorithm.use_pf_ppo=true",
+            r"use_pf_ppo=True: .*into the rows of others; set it to false",
+        ),
+        (
             "+adaptive=dapo actor_rollout_ref.rollout.full_determinism=true",
             r"full_determinism=True: .*same seed and the same request id.*set it to false",
         ),

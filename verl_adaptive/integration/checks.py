@@ -156,6 +156,13 @@ def _check_trainer(config: Any) -> None:
         f"asks for {lacking}, which verl's V1 trainers do not hand to it: with a preset or without, the run would end when its "
         f"first step has generated; take grpo, or {estimator} without a preset and with trainer.use_v1=false",
     )
+    check(  # PPOTrainer._compute_advantage writes what comes back by the order of the rows that it sent
+        estimator != "gae" or not config.algorithm.get("use_pf_ppo", False),
+        "algorithm.use_pf_ppo",
+        True,
+        "draws rollouts by their rewards, and verl's V1 trainers, with a preset or without, would write the advantages of those drawn "
+        "into the rows of others; set it to false",
+    )
 
 
 def _check_replaced(config: Any) -> None:
