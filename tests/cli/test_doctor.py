@@ -552,6 +552,8 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ("trainer.total_training_steps=0", "trainer.total_training_steps=0: must be a whole number, 1 or more"),
         ("trainer.save_freq=null", "trainer.save_freq=None: must be a whole number, -1 for never"),
         ("trainer.test_freq=null", "trainer.test_freq=None: must be a whole number, -1 for never"),
+        ("data.train_max_samples=null", "data.train_max_samples=None: must be a whole number, -1 for all"),
+        ("critic.ppo_mini_batch_size=0", "critic.ppo_mini_batch_size=0: must be a whole number, 1 or more"),
         # verl looks these up with models loaded, or when the first step has generated
         (
             "trainer.logger=[console,wandbb]",

@@ -73,12 +73,21 @@ _COUNTS = (
     "actor_rollout_ref.rollout.pipeline_model_parallel_size",
     "actor_rollout_ref.actor.ppo_mini_batch_size",
     "actor_rollout_ref.actor.ppo_epochs",
+    "critic.ppo_mini_batch_size",
     "trainer.total_epochs",
     "trainer.total_training_steps",
     "trainer.nnodes",
     "trainer.n_gpus_per_node",
     "trainer.v1.separate_async.parameter_sync_step",
 )
+
+#: verl's settings that it compares with 0, some when its first step has trained, and what -1 means.
+_LIMITS = {
+    "data.train_max_samples": "all",
+    "data.val_max_samples": "all",
+    "trainer.save_freq": "never",
+    "trainer.test_freq": "never",
+}
 
 
 def check_counts(config: Any) -> None:
@@ -91,9 +100,9 @@ def check_counts(config: Any) -> None:
         kinds = (int, float) if key == "trainer.total_epochs" else (int,)
         counts = isinstance(value, kinds) and not isinstance(value, bool) and value > 0 and value % 1 == 0
         check(counts, key, value, "must be a whole number, 1 or more")
-    for key in ("trainer.save_freq", "trainer.test_freq"):  # verl compares with them when its first step has trained
+    for key, means in _LIMITS.items():
         value = OmegaConf.select(config, key, default=-1)
-        check(isinstance(value, int), key, value, "must be a whole number, -1 for never")
+        check(isinstance(value, int), key, value, f"must be a whole number, -1 for {means}")
 
 
 def _check_old_rewards(config: Any) -> None:

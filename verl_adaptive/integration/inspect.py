@@ -291,7 +291,7 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     unseen = _unseen(config)
     if unseen:
         notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
-    most = int(config.data.get("train_max_samples", None) or -1)
+    most = int(config.data.get("train_max_samples", -1))
     if rows is not None and 0 < most < rows:
         rows, prompts = most, None if prompts is None else min(most, prompts)
     uncounted = ""
