@@ -297,6 +297,11 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
         ((*SEPARATE, "trainer.v1.trainer_mode=separate"), "validate", "trainer.v1.trainer_mode='separate'"),
         ((*SEPARATE, "trainer.v1.separate_async.parameter_sync_step=4"), "validate", "/ parameter_sync_step=16"),
         ((*SEPARATE, "actor_rollout_ref.rollout.nnodes=0"), "validate", "rollout.nnodes=0"),
+        (
+            (*SEPARATE, "actor_rollout_ref.rollout.nnodes=null"),
+            "validate",
+            "rollout.nnodes=None: separate_async generates",
+        ),
         ((*SEPARATE, "actor_rollout_ref.rollout.checkpoint_engine.backend=naive"), "validate", "choose nccl"),
         (
             ("+adaptive=greso", "trainer.v1.sampler.max_off_policy_threshold=0"),

@@ -109,7 +109,7 @@ def updates_of(config: Any) -> int:
 def gpus_of(config: Any) -> int:
     """GPUs that generate: the rollout's in ``separate_async``, else the trainer's."""
     where = config.actor_rollout_ref.rollout if mode_of(config) == "separate_async" else config.trainer
-    return int(where.n_gpus_per_node * where.nnodes)
+    return int((where.n_gpus_per_node or 0) * (where.nnodes or 0))  # none of separate_async's: see schedule_of
 
 
 def gpus_of_engine(config: Any) -> int:
