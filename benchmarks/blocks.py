@@ -168,7 +168,6 @@ DROPPING = ("greso", "pilot_commit", "dapo")
 #: Situation, what to take, and the pool and policy that measure it.
 SITUATIONS: Sequence[tuple[str, str, str, str]] = (
     ("verifiable rewards, a pretrained model", "[`solo`](solo.md)", "pretrained/128", "solo"),
-    ("the same, ten other data sets", "[`solo`](solo.md)", "pretrained/others", "solo"),
     ("prompts of all difficulties, met more than once", "[`solo`](solo.md)", "real/base", "solo"),
     ("a larger pool", "[`solo`](solo.md)", "real/large", "solo"),
     ("most prompts solved or hopeless", "[`solo`](solo.md)", "real/sparse", "solo"),

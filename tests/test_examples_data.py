@@ -76,6 +76,22 @@ def test_wrong_answers_get_nothing(reward: ModuleType, data: ModuleType, sets: d
             assert score(reward, row, wrong)["score"] == 0.0, (question(row), wrong)
 
 
+def no_fixed_answer_pays(rows: list[dict]) -> None:
+    """Two scorers of reasoning-gym's pay ``0.`` or ``nan`` in full: a run learned to say that, and not the task."""
+    reward = load("cpu/reward")
+    for source in {row["data_source"] for row in rows}:
+        mine = [row for row in rows if row["data_source"] == source]
+        answers = [row["reward_model"]["ground_truth"] for row in mine]
+        earned = max(map(answers.count, answers))
+        for fixed in ("0", "0.", "1", "-1", "nan", "inf", "a"):
+            paid = sum(score(reward, row, fixed)["score"] for row in mine)
+            assert paid <= earned + 0.05 * len(mine), (source, fixed, paid)
+
+
+def test_no_fixed_answer_pays(sets: dict[str, list[dict]]) -> None:
+    no_fixed_answer_pays(sets["val"] + sets["train"])
+
+
 def test_the_teacher_slips_as_often_as_it_should(data: ModuleType, sets: dict[str, list[dict]]) -> None:
     for task in data.TASKS:
         rows = [row for row in sets["warm"] if row["data_source"] == task.name]

@@ -19,6 +19,8 @@ def test_no_question_is_in_two_sets(tmp_path_factory, name: str) -> None:
     pytest.importorskip("transformers")
     pytest.importorskip("gguf")
     pytest.importorskip("reasoning_gym")
+    from tests.test_examples_data import no_fixed_answer_pays
+
     tasks = pretrained_model.TASKS[name]
     try:
         gguf = pretrained_model.fetch(tmp_path_factory.getbasetemp(), tasks.model)
@@ -35,6 +37,7 @@ def test_no_question_is_in_two_sets(tmp_path_factory, name: str) -> None:
         assert len(tokenizer(text, add_special_tokens=False).input_ids) <= tasks.max_prompt_tokens
         answer = tokenizer(row["reward_model"]["ground_truth"]).input_ids
         assert len(answer) <= pretrained_model.MAX_ANSWER_TOKENS
+    no_fixed_answer_pays(sets["val"] + sets["train"])
 
 
 def test_a_sentencepiece_vocabulary_is_cut_and_rare_pieces_are_spelt() -> None:
