@@ -98,6 +98,7 @@ def results_lines(results: Path) -> list[str]:
     lines += [
         *sections.thinned(thin),
         *sections.ends(runs["pretrained"]),
+        *sections.by_source(runs["pretrained"]),
         *sections.plain(every),
         *sections.gemma(every),
     ]
