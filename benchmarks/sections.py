@@ -304,7 +304,9 @@ def by_source(runs: Runs) -> list[str]:
         gains = {name: [mine[name] - theirs[name] for mine, theirs in ends] for name in sorted(ends[0][0])}
         told = ", ".join(f"{name} {difference(values)}" for name, values in gains.items())
         said.append(f"with {variant} rollouts a step ({len(ends)} seeds) {told}")
-    about = "By data source, of 12 questions and 8 answers to each, `solo` ends above GRPO by (intervals each for itself)"
+    about = (
+        "By data source, of 12 questions and 8 answers to each, `solo` ends above GRPO by (intervals each for itself)"
+    )
     return [f"{about}: {'; '.join(said)}. No fixed answer is paid for that is wrong (`tests/test_pretrained.py`).", ""]
 
 
