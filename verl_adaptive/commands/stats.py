@@ -207,7 +207,7 @@ def _print_runs(runs: list[Any], as_json: bool) -> int:
         + (r["store"],)
         for r in found
     ]
-    heads = [("run", "left"), ("preset", "left"), ("began", "left"), ("attempts", "right"), ("steps", "right")]
+    heads = [("run", "left"), ("preset", "left"), ("began (UTC)", "left"), ("attempts", "right"), ("steps", "right")]
     console().print(table([*heads, ("last step", "right"), ("store", "left")], rows))
     return 0
 
