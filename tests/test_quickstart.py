@@ -137,4 +137,4 @@ def test_the_notebook_trains(tmp_path) -> None:
     found = sorted((tmp_path / "runs").glob("*/result.json"))
     results = [quickstart.read_result(path) for path in found]
     assert len(results) == 2 and all(r.generated == 256 and r.updates == 4 and len(r.curve) == 3 for r in results)
-    assert "solo ends" in said and asdict(results[0])["checkpoints"].startswith("runs/")
+    assert "solo" in said and "questions, " in said and asdict(results[0])["checkpoints"].startswith("runs/")
