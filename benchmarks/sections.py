@@ -307,7 +307,10 @@ def by_source(runs: Runs) -> list[str]:
     about = (
         "By data source, of 12 questions and 8 answers to each, `solo` ends above GRPO by (intervals each for itself)"
     )
-    return [f"{about}: {'; '.join(said)}. No fixed answer is paid for that is wrong (`tests/test_pretrained.py`).", ""]
+    return [
+        f"{about}: {'; '.join(said)}. Of seven fixed answers none is paid much more often than the commonest right one (`tests/test_pretrained.py`).",
+        "",
+    ]
 
 
 def gemma(runs: Runs) -> list[str]:
