@@ -22,7 +22,6 @@ POLICIES = [
     "dapo adaptive/allocator=reinforce_ada",
     "dapo adaptive/allocator=aero adaptive/sampler=retire",
     "dapo adaptive/sampler=mopps_by_source",
-    "greso adaptive.sampler.classify=mean",
     "cero adaptive.sampler.g=1 adaptive.sampler.n_max=16",
     "dapo adaptive/filter=stack",
     "dapo adaptive/filter=stack adaptive.filter.filters=[informative,aero]",

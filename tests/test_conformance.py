@@ -51,7 +51,6 @@ TestEpoch = suite(Epoch, {"patience": 20})
 # a floor of 5 % a pass, about a pass a step; the default of 1 % only takes five times as long
 TestGreso = suite(Greso, {"prompts": 16, "batch": 8, "patience": 100}, floor_easy=0.05, floor_hard=0.05)
 TestGresoAstraFlow = suite(Greso, {"patience": 100}, floor_easy=0.1, floor_hard=0.4, p_min=0.01, p_max=0.99)
-TestGresoMeanBands = suite(Greso, {"patience": 150}, classify="mean", floor_easy=0.1)
 TestSpread = suite(Spread, {"patience": 100})
 TestSpreadOfGroups = suite(Spread, {"patience": 100}, weight="mixed", prior="all", floor=0.05)
 TestCero = suite(Cero, {"refill": False, "patience": 80})

@@ -11,7 +11,6 @@ from verl_adaptive.allocators.pilot_commit import band_side
 from verl_adaptive.config import SuccessConfig
 from verl_adaptive.filters.informative import Informative
 from verl_adaptive.groups import Groups, success_by_default
-from verl_adaptive.samplers.greso import EASY_MEAN, HARD_MEAN, Greso
 
 BOUNDS = [-1.0, -0.7, 0.0, 0.1, 0.3, 0.55, 0.7, 0.9, 0.95, 0.99, 1.0, 12.7]
 
@@ -26,11 +25,6 @@ def test_a_reward_at_the_threshold_succeeds(at) -> None:
     assert config.of(in_verl(at)).tolist() == [1.0] * 4
     below = at - 1e-5 * max(abs(at), 1.0)
     assert config.of(in_verl(below)).tolist() == [0.0] * 4
-
-
-def test_means_at_a_band_are_in_it() -> None:
-    part = bound(Greso({"classify": "mean"}), 1)
-    assert part._band(np.array([in_verl(EASY_MEAN).mean(), in_verl(HARD_MEAN).mean(), 0.5])).tolist() == [1, -1, 0]
 
 
 def test_a_prompt_at_the_bound_retires() -> None:

@@ -127,10 +127,11 @@ def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call, r
     assert warm_start(table, results, discount=1.0, identity=named).used == 5
 
 
-def test_a_snapshot_has_the_policys_columns_and_no_steps(finished, tmp_path, call, refusal) -> None:
-    snapshot = finished.folder / "global_step_30"
+def test_a_snapshot_has_the_policys_columns_and_no_steps(tmp_path, call, refusal) -> None:
+    make_run(tmp_path / "run", steps=2, sampler="retire", filter="informative")
+    snapshot = tmp_path / "run" / "global_step_2"
     assert call("export", snapshot, tmp_path / "p.parquet")[0] == 0
-    assert "greso.mean_streak" in pq.read_schema(tmp_path / "p.parquet").names
+    assert "retire.solved" in pq.read_schema(tmp_path / "p.parquet").names
     assert "no steps" in refusal("export", snapshot, tmp_path / "s.csv", "--what", "steps")
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.samplers.bound import bound, known, progress_at
+from tests.samplers.bound import bound, progress_at
 from tests.world import make_engine, run
 from verl_adaptive.groups import Groups
 from verl_adaptive.samplers.greso import Greso
@@ -99,22 +99,6 @@ def test_a_pool_without_variance_does_not_crash():
     assert (engine.table.col("visits") > 0).all()
 
 
-def test_mean_bands_of_the_official_code():
-    """Rewards {1, 0.1, 0} at n = 8: a mean of 0.11 or less is hard even with variance, 0.98 or more easy; for the streak and
-    for the controller alike."""
-    greso = make_greso(5, classify="mean", warmup_epochs=0.0)
-    boxed = [0.1] * 4 + [0.0] * 4
-    rewards = [boxed, [1.0] * 8, [1.0] + [0.0] * 7, [0.1] * 8, [1.0] * 7 + [0.0]]
-    for step in (1, 2):
-        progress = progress_at(step, epoch=0.5)
-        greso.observe(Groups.from_lists(range(5), rewards), progress)
-    assert greso.col("mean_streak").tolist() == [2, 2, 0, 2, 0] and greso.col("mean_kind").tolist() == [-1, 1, 0, -1, 0]
-    assert greso.keep_probability(np.arange(5)).tolist() == [0.25, 0.25, 1.0, 0.25, 1.0]
-    greso.end_step(progress)
-    assert (greso.metrics()["hard_share"], greso.metrics()["easy_share"]) == (0.4, 0.2)
-    assert (greso.p_hard, greso.p_easy) == (0.49, 0.49)
-
-
 @pytest.mark.parametrize("size", [32, 128])
 def test_a_data_set_of_another_size_begins_no_pass_anew(size):
     """Resumed on twice as many prompts, a run in its second pass was in the warm-up again; on half as many, far ahead."""
@@ -140,16 +124,3 @@ def test_the_step_that_ends_on_the_last_prompt_of_a_pass_belongs_to_it(position,
     greso.observe(Groups.from_lists([0, 1], [[1.0, 1.0], [0.0, 1.0]]), progress)
     greso.end_step(progress)
     assert ((greso.p_easy, greso.p_hard) != (0.5, 0.5)) == moves
-
-
-def test_mean_bands_begin_with_what_a_warm_start_knows():
-    more = {"streak": [3, 2, 0, 1, 0], "streak_kind": [1, -1, 0, 1, 0]}
-    table = known(rollouts=[8, 8, 8, 8, 0], signal_sum=[8.0, 0.0, 7.9, 4.0, 0.0], **more)
-    greso = make_greso(5, table=table, classify="mean")
-    assert greso.col("mean_streak").tolist() == [3, 2, 1, 0, 0]
-    assert greso.keep_probability(np.arange(5)).tolist() == [0.125, 0.25, 0.5, 1.0, 1.0]
-    mixed = Groups.from_lists([0], [[1.0] * 4 + [0.0] * 4])
-    table.observe(mixed, 1, tolerance=1e-6)
-    greso.observe(mixed, progress_at(1))
-    make_greso(5, table=table, classify="mean")  # a resume
-    assert table.col("greso.mean_streak").tolist() == [0, 2, 1, 0, 0]

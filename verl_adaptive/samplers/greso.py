@@ -10,14 +10,11 @@ pass over the data (``ray_trainer.py:1187-1219``). Refill and round size: :mod:`
 Where paper and official code differ, the paper leads, as the default:
 
 * a visit is zero-variance when all its signals are equal (paper); the code instead tests the group's mean against
-  bands that fit rewards {1, 0.1, 0} at n = 8 only: ``classify=mean``;
-* "easy" and "hard" mean the same for the streak and for the controller, with either ``classify``; in the code they do
-  not, so p_hard drifts to its rail;
+  bands that fit rewards {1, 0.1, 0} at n = 8 only (there, take ``adaptive.signal=acc``);
+* "easy" and "hard" mean the same for the streak and for the controller; in the code they do not, so p_hard drifts to
+  its rail;
 * a visit of the other kind begins a new streak, as in the code; what the paper counts there could not be read;
 * draws are seeded and keyed by prompt and position; the code uses the unseeded global generator.
-
-A warm start brings the streaks of ``classify=variance``. For ``classify=mean``, which the table does not count, a prompt
-whose mean over all that is known lies in a band begins with its streak of zero variance of that kind, and with 1 at least.
 
 AstraFlow, the same lab's later system, keeps more: ``floor_easy=0.1 floor_hard=0.4 p_min=0.01 p_max=0.99``.
 """
@@ -26,20 +23,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 import numpy as np
 
-from verl_adaptive.config import RunFacts, check
-from verl_adaptive.groups import Groups, at_least, at_most
+from verl_adaptive.config import check
+from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Floor, NonNegative, Share
 from verl_adaptive.samplers.rounds import RoundConfig, SizedSampler
-from verl_adaptive.stats.table import Column, StatsTable
-from verl_adaptive.stats.visits import extend_streaks, kind_of, waves
-
-#: The official code's bands of a group's mean, for ``classify=mean``: easy from the one on, hard up to the other.
-EASY_MEAN, HARD_MEAN = 0.98, 0.11
+from verl_adaptive.stats.visits import kind_of
 
 
 class Greso(SizedSampler):
@@ -47,7 +40,6 @@ class Greso(SizedSampler):
 
     name: ClassVar[str] = "greso"
     unvisited: ClassVar[str] = "skip nothing"
-    columns = {"mean_streak": Column("u2", 0), "mean_kind": Column("i1", 0)}
 
     @dataclass
     class Config:
@@ -63,7 +55,6 @@ class Greso(SizedSampler):
             floor_easy: least probability of rolling out a prompt with a streak of all right; above 0, so that none is lost.
             floor_hard: least probability of rolling out a prompt with a streak of all wrong; above 0, so that none is lost.
             warmup_epochs: passes over the data before the controller moves the probabilities.
-            classify: what makes a visit count: ``variance`` (paper) or ``mean`` (the official code's bands).
             round: how much a step first asks for.
         """
 
@@ -76,7 +67,6 @@ class Greso(SizedSampler):
         floor_easy: Floor = 0.01
         floor_hard: Floor = 0.01
         warmup_epochs: NonNegative = 1.0
-        classify: Literal["variance", "mean"] = "variance"
         round: RoundConfig = field(default_factory=RoundConfig)
 
         def validate(self, path: str) -> None:
@@ -94,38 +84,11 @@ class Greso(SizedSampler):
         self._last_gate = [0, 0, 0, 0]
         self._share = (0.0, 0.0)  # of the last step's closed groups: easy, hard
 
-    def bind(self, table: StatsTable, facts: RunFacts) -> None:
-        super().bind(table, facts)
-        if self.config.classify == "mean":
-            self._begin()
-
-    def _begin(self) -> None:
-        """Take up what a warm start knows of prompts that have no streak by their means here."""
-        table, rows = self.table, self.table.brought()
-        rows = rows[self.col("mean_streak")[rows] == 0]
-        kind = self._band(table.col("signal_sum")[rows] / table.col("rollouts")[rows])
-        rows, kind = rows[kind != 0], kind[kind != 0]
-        same = table.col("streak_kind")[rows] == kind
-        # Equal signals are in the band of their mean: a zero-variance streak is one of the band, too.
-        self.col("mean_streak")[rows] = np.where(same, np.maximum(table.col("streak")[rows], 1), 1)
-        self.col("mean_kind")[rows] = kind
-
-    def _band(self, mean: np.ndarray) -> np.ndarray:
-        """int8 ``(k,)``: 1 for easy, -1 for hard, 0 for neither; of ``classify=mean``."""
-        easy, hard = at_least(mean, EASY_MEAN), at_most(mean, HARD_MEAN)
-        return easy.astype(np.int8) - hard.astype(np.int8)
-
     # -- decision -------------------------------------------------------------------------------------------
-
-    def _streaks(self, rows: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        if self.config.classify == "mean":
-            return self.col("mean_streak")[rows], self.col("mean_kind")[rows]
-        return self.table.col("streak")[rows], self.table.col("streak_kind")[rows]
 
     def keep_probability(self, rows: np.ndarray) -> np.ndarray:
         """float64 ``(k,)``: probability that each prompt passes the gate now."""
-        streak, kind = self._streaks(rows)
-        easy = kind > 0
+        streak, easy = self.table.col("streak")[rows], self.table.col("streak_kind")[rows] > 0
         p = np.where(easy, self.p_easy, self.p_hard)
         floor = np.where(easy, self.config.floor_easy, self.config.floor_hard)
         return np.where(streak > 0, np.maximum(p ** streak.astype(np.float64), floor), 1.0)
@@ -136,7 +99,7 @@ class Greso(SizedSampler):
         return u < chance
 
     def decided(self, rows: np.ndarray, passed: np.ndarray) -> None:
-        streak, kind = self._streaks(rows)
+        streak, kind = self.table.col("streak")[rows], self.table.col("streak_kind")[rows]
         easy, hard = (streak > 0) & (kind > 0), (streak > 0) & (kind < 0)
         self._gate += [easy.sum(), (easy & ~passed).sum(), hard.sum(), (hard & ~passed).sum()]
 
@@ -144,12 +107,7 @@ class Greso(SizedSampler):
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         seen = groups.n > 0
-        if self.config.classify == "mean":
-            kind = self._band(groups.mean(groups.signal))
-            for wave in waves(groups.row, seen):
-                extend_streaks(self.col("mean_streak"), self.col("mean_kind"), groups.row[wave], kind[wave])
-        else:  # as the table counts its streaks
-            kind = kind_of(groups.degenerate(self.facts.tolerance), groups.pass_rate)
+        kind = kind_of(groups.degenerate(self.facts.tolerance), groups.pass_rate)  # as the table counts its streaks
         self._counts += [(seen & (kind > 0)).sum(), (seen & (kind < 0)).sum(), seen.sum()]
 
     def end_step(self, progress: Progress) -> None:

@@ -127,7 +127,7 @@ class _NoRows:
 
 
 def _dotted(node: ast.AST) -> str | None:
-    """``greso.mean_streak`` for a policy's own column."""
+    """``cero.wins`` for a policy's own column."""
     if isinstance(node, ast.Name):
         return node.id
     if isinstance(node, ast.Attribute):
