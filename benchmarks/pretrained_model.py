@@ -328,8 +328,8 @@ def supervised_start(pretrained: Path, rows: list[Row], out: Path) -> None:
     _save(model, tokenizer, out)
 
 
-def prepare(work: Path, tasks: str) -> Path:
-    """The folder ``work/<tasks>`` with ``model``, ``train.parquet`` and ``val.parquet``; a model that is there is kept."""
+def prepare(work: Path, tasks: str) -> None:
+    """Make the folder ``work/<tasks>`` with ``model``, ``train.parquet`` and ``val.parquet``; a model that is there is kept."""
     import pandas as pd
     from transformers import AutoTokenizer
 
@@ -341,4 +341,7 @@ def prepare(work: Path, tasks: str) -> Path:
         pd.DataFrame(sets[split]).to_parquet(folder / f"{split}.parquet")
     if not (folder / "model" / "config.json").exists():
         supervised_start(pretrained, sets["start"], folder / "model")
-    return folder
+
+
+if __name__ == "__main__":
+    prepare(Path(sys.argv[1]), sys.argv[2])
