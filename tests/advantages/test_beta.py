@@ -48,24 +48,6 @@ def test_the_signals_tolerance_is_of_rewards_where_they_are_the_signal(signal) -
     assert np.allclose(whole(made, rewards), whole(beta(), rewards)) == (signal == "acc")
 
 
-def test_group_mean_and_rejection_give_the_lemmas_gradient() -> None:
-    """AERO's filter, this advantage and a mean over rollouts: g+ minus g-, times sqrt(k)/(1+k) for every group."""
-    for k in (1.0, 2.0, 3.0):
-        groups = Groups.from_lists(range(2), [[1] * 2 + [0] * 14, [1] + [0] * 15])
-        trains = np.zeros(32, dtype=bool)
-        for start, c in ((0, 2), (16, 1)):
-            trains[start : start + c + int(k * c)] = True
-        a = beta(group_mean=True).compute(groups.reward[trains], groups.group_of[trains], groups)
-        right = groups.reward[trains] == 1
-        for g in (0, 1):
-            own = groups.group_of[trains] == g
-            m = own.sum()
-            biased = math.sqrt(m / (m - 1))  # verl's standard deviation is the unbiased one
-            factor = math.sqrt(k) / (1 + k) / 2 / biased  # of two groups
-            assert math.isclose(a[own & right].sum() / len(a), factor, rel_tol=1e-4)
-            assert math.isclose(a[own & ~right].sum() / len(a), -factor, rel_tol=1e-4)
-
-
 # -- against slow loops ---------------------------------------------------------------------------------------
 
 

@@ -96,28 +96,14 @@ def test_counts_retained_sets_and_advantages(block: int) -> None:
 
 
 def test_the_metrics_of_a_step() -> None:
-    engine, world = make_engine(
-        allocator={"name": "aero", "n_explore": 4},
-        filter="aero",
-        advantage="beta",
-        batch=20,
-        n=8,
-        refill=False,
-        p=np.full(40, 0.1),
-    )
-    groups = run_step(engine, world, 1).groups
-    metrics = engine.policy.metrics()
-    assert metrics["adaptive/allocator/rescue_rollouts_total"] == groups.rollouts - 80
-    assert metrics["adaptive/allocator/rescue_topups_total"] == (groups.n - 4).sum() / 4
-    assert metrics["adaptive/allocator/rescued_total"] == ((groups.n > 4) & (groups.successes > 0)).sum() > 0
-
-
-def test_a_query_with_a_correct_rollout_before_its_top_up_is_not_rescued() -> None:
-    engine, world = make_engine(
-        allocator={"name": "aero", "u_res": 0.3}, advantage="beta", batch=40, n=8, p=np.full(400, 0.2)
-    )
+    """A query with a correct rollout before its top-up is not rescued."""
+    allocator = {"name": "aero", "n_explore": 4, "u_res": 0.3}
+    engine, world = make_engine(allocator=allocator, advantage="beta", batch=40, n=8, p=np.full(400, 0.2))
     groups = run_step(engine, world, 1).groups
     correct, extra = groups.success >= 0.5, groups.stage > 0
     before, after = groups.sum(correct & ~extra) > 0, groups.sum(correct & extra) > 0
     assert (before & after).any()
-    assert engine.policy.metrics()["adaptive/allocator/rescued_total"] == (after & ~before).sum() > 0
+    metrics = engine.policy.metrics()
+    assert metrics["adaptive/allocator/rescued_total"] == (after & ~before).sum() > 0
+    assert metrics["adaptive/allocator/rescue_rollouts_total"] == extra.sum() == groups.rollouts - 4 * len(groups)
+    assert metrics["adaptive/allocator/rescue_topups_total"] == (groups.n - 4).sum() / 4

@@ -123,16 +123,6 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
     assert commits > 500 and expired > 500 and inside > 500  # the histories reach what they test
 
 
-def test_random_choice_is_uniform_and_has_no_favourites() -> None:
-    part = made({"n_pilot": 4, "form": "pipelined"}, batch=5)
-    counts = np.zeros(20)
-    groups, since = pilots_with([2] * 20, 4), np.full(20, 1)
-    for step in range(1, 2001):
-        counts[part.recall(groups, since - 1 + step, at(step, 5)) > 0] += 1
-    assert counts.sum() == 10000
-    assert np.abs(counts - 500).max() < 5 * np.sqrt(500 * 0.75)
-
-
 def test_held_groups_that_a_smaller_n_leaves_no_commit_are_given_up() -> None:
     """Pilots as many as a group has now, after a resume: they take no place, and no pilot's place either."""
     part = made({"n_pilot": 2, "form": "pipelined"}, n=4, batch=4)
