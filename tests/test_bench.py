@@ -16,7 +16,7 @@ from verl_adaptive.significance import interval
 ROOT = Path(__file__).resolve().parents[1]
 pytest.importorskip("pandas")
 
-from benchmarks import cells, pretrained, report, standings  # noqa: E402
+from benchmarks import cells, pretrained, report  # noqa: E402
 from benchmarks import runs as tables  # noqa: E402
 
 
@@ -31,31 +31,6 @@ def test_smoothing_is_a_mean_over_the_last_tenth() -> None:
     points, values = tables.smoothed(np.array([0, 200]), np.array([0.0, 2.0]), 100)
     assert points[-1] == 2.0 and len(points) == 2 * tables.GRID + 1
     assert values[0] == 0.0 and values[tables.GRID] == pytest.approx(0.95, abs=0.01)
-
-
-def test_what_the_runs_say() -> None:
-    def made(preset: str, lr: float, seed: int, end: float) -> dict:
-        """A run whose accuracy rises in a straight line to ``end``."""
-        curve = [[1000 * share, 0.2 + share * (end - 0.2)] for share in np.linspace(0, 1, 11)]
-        return {"variant": "base", "preset": preset, "lr": lr, "seed": seed, "curve": curve}
-
-    found = [made("grpo", lr, seed, 0.6 + seed / 100 - 100 * lr) for lr in (1e-3, 2e-3) for seed in range(3)]
-    found += [made("full", 2e-3, seed, 0.8 + seed / 50) for seed in range(3)]
-    runs = standings.grid_runs(
-        {
-            "settings": {"steps": 10, "batch": 10, "n": 10},
-            "variants": {"base": {}},
-            "presets": ["grpo", "full", "greso"],
-            "columns": ["rollouts", "held_out"],
-            "cells": found,
-        }
-    )
-    assert runs.best_lr("base", "grpo") == 1e-3 and runs.best_lr("base", "full") == 2e-3
-    assert runs.best_lr("base", "greso") is None
-    key = ("base", "full", 2e-3, 0)
-    assert runs.final(key) == pytest.approx(0.2 + 0.6 * 0.95, abs=0.01)
-    assert runs.needed(key, 0.5) == pytest.approx(0.55, abs=0.01) and runs.needed(key, 0.9) is None
-    assert runs.less(("base", "full", 2e-3), ("base", "grpo", 1e-3)) == pytest.approx([0.285, 0.295, 0.304], abs=0.01)
 
 
 def test_learning_rates_are_compared_over_the_runs_that_both_have() -> None:

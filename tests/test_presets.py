@@ -19,7 +19,6 @@ from omegaconf import DictConfig, OmegaConf
 import hydra_configs.verl_adaptive
 import verl_adaptive.policy as policy
 from tests.cli.lines import MINIMAL
-from tests.world import World, engine_of, run
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
 from verl_adaptive.config import AdaptiveConfig
@@ -336,17 +335,6 @@ def test_a_class_that_cannot_be_used_says_what_to_write(words, says, composed) -
 
 
 # -- what users write ---------------------------------------------------------------------------------------
-
-
-def test_parts_of_different_papers_combine(composed) -> None:
-    words = "+adaptive=greso adaptive/allocator=pilot_commit adaptive.allocator.n_pilot=4"
-    parsed = adaptive(composed(*words.split()))
-    assert parsed.sampler["name"] == "greso" and parsed.allocator["n_pilot"] == 4
-    world = World(1 / (1 + np.exp(-3 * np.random.default_rng(0).standard_normal(300))))
-    for result in run(engine_of(parsed, world, batch=8, n=16), world, 5):
-        groups = result.groups
-        assert (groups.n[result.trained] == 16).all() and result.trained.sum() == 8
-        assert set(groups.n[~result.trained]) <= {4, 16}
 
 
 def test_the_command_line_wins_over_the_preset(of_verl) -> None:

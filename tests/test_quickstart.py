@@ -1,4 +1,4 @@
-"""The quickstart: what it counts, what it says of significance, the README's words of it, and the notebook."""
+"""The quickstart: what it counts, what it says of significance, and the notebook."""
 
 from __future__ import annotations
 
@@ -74,12 +74,6 @@ def test_what_is_left_is_said_from_the_beginning() -> None:
 
 def published() -> dict:
     return json.loads(PUBLISHED.read_text())
-
-
-def test_the_readme_says_what_the_published_run_found() -> None:
-    from benchmarks.report import quickstart_lines
-
-    assert "\n".join(quickstart_lines(published())) in (ROOT / "README.md").read_text()
 
 
 def test_the_published_run_is_of_the_quickstart_as_it_is() -> None:

@@ -37,20 +37,6 @@ def test_shares_are_of_grpos_in_the_same_seed() -> None:
     assert bench.shares(rows + ahead, "one batch ahead")["grpo"]["time"] == 0.5
 
 
-def test_time_to_grpos_pool_by_hand() -> None:
-    def run(preset: str, course: list[list[float]]) -> dict:
-        return {"block": "mixed", "preset": preset, "seed": 0, "course": course}
-
-    rows = [
-        run("grpo", [[10, 0.5], [20, 0.6], [30, 0.7]]),
-        run("greso", [[12, 0.65], [24, 0.71]]),
-        run("aero", [[40, 0.6]]),
-    ]
-    found = bench.to_pool(rows)
-    assert (found["grpo"]["to_grpo"], found["greso"]["to_grpo"]) == (1.0, 0.8)
-    assert found["aero"] == {"to_grpo": None, "seeds": 1}
-
-
 def test_what_is_collected_follows_from_the_rows(results) -> None:
     assert bench.collected(results["rows"]).items() <= results.items()
 

@@ -87,18 +87,6 @@ def test_pilot_commit_costs_no_more_than_the_published_round() -> None:
     assert (ages == 1).mean() > 0.95
 
 
-def test_dapo_and_grpo_beside_it() -> None:
-    """The same table (specification 1.8): GRPO 8,192 rollouts a step, DAPO with G = 3 B 24,576, both with n = 64."""
-    p = logit_normal(53_000, 0.0, 3.0)
-    _, grpo = simulate("grpo", p, 5, batch=128, n=64)
-    assert {r.ledger.rollouts.generated for r in grpo} == {8_192}
-    # in the order of submission a step ends when its batch is full, whatever the round asks for
-    _, dapo = simulate("dapo adaptive.sampler.round.prompts=384", p, 20, batch=128, n=64)
-    informative = np.mean(p**64 + (1 - p) ** 64)
-    rollouts = np.mean([r.ledger.rollouts.generated for r in dapo])
-    assert rollouts == pytest.approx(8_192 / (1 - informative), rel=0.08) and rollouts < 24_576
-
-
 # -- CERO -------------------------------------------------------------------------------------------------------------
 
 M = 8_958  # implied by 0.84 R = 6 units
