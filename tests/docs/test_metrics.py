@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from tests.world import POLICIES, Arrivals, make_engine, make_stream_engine, run_step
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.engine import AsyncEngine, AsyncFacts
 from verl_adaptive.policy import PARTS, find_part
@@ -19,14 +19,8 @@ TOGETHER = {"sum": "sum", "mean": "weighted_avg", "max": "max", "min": "min"}
 
 #: Engines that between them emit everything.
 RUNS = {
-    "grpo": {"filter": "keep_all"},
-    "dapo": {"filter": "informative"},
+    **POLICIES,
     "band_of_rates": {"filter": {"name": "informative", "low": 0.3, "high": 0.7}},
-    "greso": {"sampler": "greso", "filter": "informative"},
-    "mopps": {"sampler": "mopps"},
-    "aero": {"allocator": "aero", "filter": "aero", "advantage": "beta", "refill": False},
-    "cero": {"sampler": "cero", "refill": False},
-    "pilot_commit": {"sampler": "retire", "allocator": {"name": "pilot_commit", "form": "on_policy"}, "filter": "band"},
     "pipelined": {
         "sampler": "retire",
         "allocator": {"name": "pilot_commit", "form": "pipelined", "max_age": 1},

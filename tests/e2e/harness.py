@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,6 @@ __all__ = [
 
 REPO = Path(__file__).resolve().parents[2]
 ASSETS = Path(os.environ.get("VERL_ADAPTIVE_E2E_DIR", REPO / "runs" / "e2e"))
-STEPS = ("make_data", "make_model", "warm_start")
 
 
 def assets() -> Path:
@@ -169,6 +169,13 @@ def trains(run: ProcessRun, steps: int) -> None:
     balanced(run)
     replays(run, steps)
     assert all(g > 0 for g in run.series("actor/grad_norm"))
+
+
+def trained_groups(run: ProcessRun, step: int) -> dict[str, int]:
+    """Rows of each group in verl's dump of what trained in a step, padding left out."""
+    lines = (run.folder / "rollouts" / f"{step}.jsonl").read_text().splitlines()
+    groups = Counter(json.loads(line)["uid"].split("_")[0].split(".")[0] for line in lines)
+    return {uid: n for uid, n in groups.items() if not uid.startswith("pad")}
 
 
 def train_rows() -> int:

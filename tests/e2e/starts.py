@@ -247,7 +247,7 @@ def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_)
 def misbehaving(folder: Path, mode: str = "sync") -> dict[str, tuple[str, ...]]:
     """An agent loop and a reward function that misbehave; in the second run, which ends with an error, the latter hangs.
 
-    For one sample, or for all: an asynchronous step need not wait for one sample that hangs (see test_streaming).
+    For one sample, or for all: an asynchronous step need not wait for one sample that hangs (tests/test_engine.py).
 
     Returns:
         The overrides of both. The folder has to be on PYTHONPATH.

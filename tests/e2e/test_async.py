@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-
 import numpy as np
 import pytest
 
 from tests.e2e.faults import MODES
-from tests.e2e.harness import ProcessRun, groups_of, optimizer_updates, replays, train, trains
+from tests.e2e.harness import ProcessRun, groups_of, optimizer_updates, replays, train, trained_groups, trains
 from tests.e2e.starts import MIXED, PRESETS, SIX
 from verl_adaptive.stats import open_run, read_snapshot
 
@@ -71,11 +69,7 @@ def test_colocated_pilots_survive_a_kill(colocated):
         assert set(run.series("adaptive/updates_total")) == {2.0}
     assert optimizer_updates(second, 6) == 12
     # pilots and commits train as one group of 8
-    groups: dict[str, int] = {}
-    for line in (second.folder / "rollouts" / "6.jsonl").read_text().splitlines():
-        uid = json.loads(line)["uid"].split("_")[0].split(".")[0]
-        groups[uid] = groups.get(uid, 0) + 1
-    assert {n for uid, n in groups.items() if not uid.startswith("pad")} == {8}
+    assert set(trained_groups(second, 6).values()) == {8}
 
 
 def test_parts_of_several_presets_train_colocated(colocated):

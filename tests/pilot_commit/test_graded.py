@@ -102,7 +102,7 @@ def test_correctness_with_bonuses_is_judged_by_success(values):
     assert engine.policy.allocator._range is None
 
 
-def test_arrival_order_and_a_resume_make_no_difference():
+def test_a_resume_makes_no_difference():
     whole = made(LEVELS)
     wanted = play(whole, LEVELS, range(1, 9))
     first = made(LEVELS)
