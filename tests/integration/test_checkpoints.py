@@ -155,7 +155,7 @@ def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_pa
     run_store, engine = run_store_of(tmp_path)
     saved(run_store, engine, tmp_path, 2)  # went back by one save interval, and on
     rows = [{"number": i} for i in range(8)]
-    made = object.__new__(get_trainer_cls("adaptive_sync"))
+    made = object.__new__(get_trainer_cls("sync").adaptive())
     made.run_store, made.engine, made.session, made._monitor = run_store, engine, NoGroups(), NoGroups()
     made.config = OmegaConf.create(
         {"trainer": {"default_local_dir": str(tmp_path), "default_hdfs_dir": None}, "actor_rollout_ref": {"actor": {}}}
@@ -294,7 +294,7 @@ def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path, cap
     caplog.set_level(logging.INFO, "verl_adaptive")
     run_store, engine = run_store_of(tmp_path)
     save(run_store, engine, tmp_path / "c")
-    run_store, _ = run_store_of(tmp_path, "trainer.v1.trainer_mode=adaptive_sync")
+    run_store, _ = run_store_of(tmp_path)
     assert run_store.load(str(tmp_path / "c"), 2) is not None and " was '" not in caplog.text
     run_store, _ = run_store_of(tmp_path, "adaptive.seed=1 adaptive.signal=acc data.train_batch_size=8")
     with pytest.raises(

@@ -39,7 +39,7 @@ class Workers:
 
 
 def trainer_of(*overrides: str, critic: int | None = None, ref: int | None = None, actor: int = 2):
-    made = object.__new__(get_trainer_cls("adaptive_sync"))  # its minibatches alone
+    made = object.__new__(get_trainer_cls("sync").adaptive())  # its minibatches alone
     made.config = composed(*overrides)
     made.actor_rollout_wg, made.critic_wg = Workers("actor", actor), Workers("train", critic or 1)
     made.ref_policy_wg, made.ref_in_actor = Workers("ref", ref or 1), False

@@ -33,7 +33,7 @@ from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.stream_session import NothingLeft
 from verl_adaptive.integration.trainer import AdaptiveMixin
 
-TRAINERS = {mode: get_trainer_cls(f"adaptive_{mode}") for mode in compat.MODES}
+TRAINERS = {mode: get_trainer_cls(mode).adaptive() for mode in compat.MODES}
 COMMON = (
     "actor_rollout_ref.rollout.name=vllm algorithm.adv_estimator=grpo actor_rollout_ref.rollout.n=8 "
     "data.train_batch_size=16 actor_rollout_ref.actor.ppo_mini_batch_size=8"

@@ -328,7 +328,7 @@ class Solved(Workers):
 
 def trainer_of(session: Session, *words: str, forgo: bool = False):
     """verl's trainer and ours, for its step alone: without workers."""
-    made = object.__new__(get_trainer_cls("adaptive_sync"))
+    made = object.__new__(get_trainer_cls("sync").adaptive())
     made.config = composed(*words)
     made.engine, made.session, made.plan = session.engine, session, SimpleNamespace(forgo=forgo)
     made.processor, made.use_critic, made.use_reference_policy = None, False, False
@@ -437,7 +437,7 @@ def test_padding_has_a_token_where_the_loss_would_fail_without_one(queue, words,
 
 def test_an_empty_answer_carries_no_tokens_of_others(queue):
     """An agent loop that was cut off may leave one, and where no row is padding it may be the first of its minibatch."""
-    trainer = object.__new__(get_trainer_cls("adaptive_sync"))
+    trainer = object.__new__(get_trainer_cls("sync").adaptive())
     keys, lengths = ["x_0_0", "x_1_0", "x_2_0"], [0, 2, 3]
     rows = [{"uid": "x", "loss_mask": torch.ones(n, dtype=torch.int64)} for n in lengths]
     tags = [{"response_len": n, "seq_len": n + 3} for n in lengths]

@@ -156,7 +156,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     ]
     config = inspect.compose(inspect.Command(tuple(words)))
     seen = inspect.foresee(config, inspect.validate(config))
-    trainer = get_trainer_cls("adaptive_sync")(config)
+    trainer = get_trainer_cls("sync").adaptive()(config)
     policy = trainer.plan.policy
     trainer.tokenizer = trainer.processor = None
     trainer._init_dataloader()

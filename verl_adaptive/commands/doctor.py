@@ -243,7 +243,7 @@ class Examination:
         if found is not None:
             trainer = found["trainer"]
             good = found["loaded"] and trainer.startswith("verl_adaptive.")
-            detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; adaptive_sync: {trainer}"
+            detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; sync: {trainer}"
             fix = f"{REINSTALL}; `python -c 'import {PLUGIN}'` shows why it does not load"
             self.judge("plugin in the driver", good, detail, fix)
         from verl_adaptive.integration import compat

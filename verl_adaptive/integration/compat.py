@@ -76,7 +76,6 @@ _QUEUE_CLIENT = f"{_QUEUE}.client"
 _UNASKED = "nobody asks: there is no trainer.v1.separate_async.hybrid_rollout.enable_switch yet"
 
 NAMES: tuple[Name, ...] = (
-    _use(_BASE, "register_trainer(name)", "our trainers stand beside verl's"),
     _use(_BASE, "TRAINER_REGISTRY", "verl's mode names lead to our trainers where a preset is asked for"),
     _use(_BASE, "PPOTrainer.__init__(config)", "the trainer mixin"),
     _use(_BASE, "PPOTrainer._init_dataloader()", "the prompt stream"),

@@ -30,8 +30,8 @@ BYPASS_LOSS = (
 
 
 def mode_of(config: Any) -> str:
-    """verl's name of the trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
-    return str(config.trainer.v1.trainer_mode).removeprefix("adaptive_")
+    """The trainer mode: ``sync``, ``colocate_async`` or ``separate_async``."""
+    return str(config.trainer.v1.trainer_mode)
 
 
 def adaptive_of(config: Any) -> AdaptiveConfig:

@@ -57,7 +57,7 @@ def driver() -> dict[str, Any]:
     """Import verl as a driver does.
 
     Returns:
-        ``loaded``: verl loaded the plugin by itself; ``trainer``: the class behind ``adaptive_sync``; ``verl``: version.
+        ``loaded``: verl loaded the plugin by itself; ``trainer``: the class behind ``sync`` with a preset; ``verl``: version.
     """
     import verl
 
@@ -65,7 +65,7 @@ def driver() -> dict[str, Any]:
     from verl.trainer.ppo.v1 import get_trainer_cls
 
     try:
-        trainer = get_trainer_cls("adaptive_sync")
+        trainer = get_trainer_cls("sync").adaptive()
         name = f"{trainer.__module__}.{trainer.__qualname__}"
     except Exception as error:
         name = f"not registered ({error})"

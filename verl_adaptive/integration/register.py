@@ -1,4 +1,4 @@
-"""Register our trainers with verl; runs once, in the driver."""
+"""Lead verl's trainer modes to our trainers; runs once, in the driver."""
 
 from __future__ import annotations
 
@@ -8,84 +8,55 @@ from importlib.metadata import version
 from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration import compat, guard
+from verl_adaptive.integration import compat
 
 
 def register_all() -> None:
     """Let verl's mode names lead to our trainers where the configuration has an ``adaptive`` group.
 
     A user keeps ``trainer.v1.trainer_mode`` as it is. In verl's registry each mode's entry becomes a class that makes
-    verl's own trainer, untouched, or ours; ``adaptive_<mode>`` names ours outright. With a verl that lacks something we
-    need, asking for a preset says so, and a run that does not use this package does not notice that it is installed.
+    verl's own trainer, untouched, or ours. A run that does not use this package does not notice that it is installed.
     """
-    from verl.trainer.ppo.v1 import trainer_base
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
 
-    registry = trainer_base.TRAINER_REGISTRY
-    ours: dict[str, Any] = {mode: _trainer(trainer_base.PPOTrainer, mode) for mode in compat.MODES}
-    _refuse_others(trainer_base.PPOTrainer)
-    for mode, adaptive in ours.items():
-        trainer_base.register_trainer(f"adaptive_{mode}")(adaptive)
-        if mode in registry:
-            registry[mode] = _either(registry[mode], adaptive)
+    for mode in compat.MODES:
+        if mode in TRAINER_REGISTRY:
+            TRAINER_REGISTRY[mode] = _either(TRAINER_REGISTRY[mode], mode)
 
 
-def _trainer(base: Any, mode: str) -> Any:
-    """Our trainer of a mode, or one that says why it cannot be made with this verl."""
+@functools.cache
+def trainer_class(mode: str) -> Any:
+    """``AdaptiveSync``, ``AdaptiveColocateAsync`` or ``AdaptiveSeparateAsync``, with no more of verl's modules than it needs.
+
+    AdaptiveError: the installed verl lacks something that it needs.
+    """
+    compat.check_verl(mode=mode)
     try:
-        compat.check_verl(mode=mode)
-        return _class(mode)
-    except (AdaptiveError, ImportError) as problem:
-        message = (
-            str(problem)
-            if isinstance(problem, AdaptiveError)
-            else f"verl {version('verl')} lacks something that compat.py does not list: {problem}; {compat.INSTALL}"
-        )
+        from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
 
-    class Refused(base):
-        def __init__(self, config: object) -> None:
-            raise AdaptiveError(message)
-
-        on_step_end = on_sample_end = lambda self: None
-
-    return Refused
-
-
-def _class(mode: str) -> Any:
-    """``AdaptiveSync``, ``AdaptiveColocateAsync`` or ``AdaptiveSeparateAsync``, with no more of verl's modules than it needs."""
-    from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
-
+        verls = importlib.import_module(f"verl.trainer.ppo.v1.trainer_{mode}")
+    except ImportError as problem:
+        raise AdaptiveError(
+            f"verl {version('verl')} lacks something that compat.py does not list: {problem}; {compat.INSTALL}"
+        ) from problem
     if mode == "sync":
         return AdaptiveSync
     name = "".join(word.title() for word in mode.split("_"))
-    verls = getattr(importlib.import_module(f"verl.trainer.ppo.v1.trainer_{mode}"), f"PPOTrainer{name}")
     about = {"base_mode": mode, "__module__": __name__, "__doc__": f"verl's ``{mode}`` trainer, adaptive."}
-    return type(f"Adaptive{name}", (AdaptiveMixin, verls), about)
+    return type(f"Adaptive{name}", (AdaptiveMixin, getattr(verls, f"PPOTrainer{name}")), about)
 
 
-def _refuse_others(base: Any) -> None:
-    """A V1 trainer of somebody else's does not read the preset either."""
-    real = base.__init__
-
-    @functools.wraps(real)
-    def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if not getattr(self, "is_adaptive", False):
-            guard.refuse_other(
-                config, f"trainer.v1.trainer_mode={config.trainer.v1.trainer_mode}: {type(self).__name__}"
-            )
-        real(self, config, *args, **kwargs)
-
-    base.__init__ = guarded
-
-
-def _either(verls: Any, adaptive: Any) -> Any:
+def _either(verls: Any, mode: str) -> Any:
     """A class that makes verl's trainer, or ours if the configuration asks for a preset."""
 
     class Either(verls):
+        adaptive = staticmethod(functools.partial(trainer_class, mode))
+
         def __new__(cls, config: Any) -> Any:
             if cls is not Either:  # somebody's trainer that derives from the registered one
                 return object.__new__(cls)
             # Not instances of Either: Python then leaves them as they are.
-            return (verls if config.get("adaptive") is None else adaptive)(config)
+            return (verls if config.get("adaptive") is None else trainer_class(mode))(config)
 
     Either.__name__, Either.__qualname__, Either.__module__ = verls.__name__, verls.__qualname__, verls.__module__
     Either.__doc__ = verls.__doc__

@@ -13,7 +13,7 @@ from collections import Counter
 from collections.abc import Mapping
 from functools import partial
 from pprint import pprint
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import ray
 from omegaconf import open_dict
@@ -32,6 +32,7 @@ from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
@@ -40,9 +41,6 @@ from verl_adaptive.integration.status_messages import gather
 from verl_adaptive.integration.step_metrics import banner, step_metrics
 from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
 from verl_adaptive.record import Recorder
-
-if TYPE_CHECKING:
-    from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 
 logger = logging.getLogger(__name__)
 
@@ -62,8 +60,6 @@ class AdaptiveMixin(MinibatchMixin):
 
     def __init__(self, config: Any) -> None:
         _show_our_log()
-        with open_dict(config):
-            config.trainer.v1.trainer_mode = self.base_mode  # verl compares it with its own names in six places
         self.plan = plan = RunPlan.of(config)
         if plan.policy.advantage.estimator is not None:
             with open_dict(config):
@@ -91,9 +87,6 @@ class AdaptiveMixin(MinibatchMixin):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
-        # Not at the top: whoever imports the buffer's module first imports this one on the way.
-        from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
-
         sampler = self.config.trainer.v1.sampler
         kind = AdaptiveReplayBuffer if self.base_mode == "sync" else AdaptiveReplayBufferAsync
         return kind(
