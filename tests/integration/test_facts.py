@@ -15,7 +15,7 @@ from tests.integration import common
 from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.integration import facts
+from verl_adaptive.integration import facts, notes
 from verl_adaptive.integration.advantage import EstimatorContext, provide, register_estimator
 from verl_adaptive.integration.checks import check_manager, check_run, why_not_skip_zero
 from verl_adaptive.integration.compat import MODES
@@ -133,12 +133,12 @@ def test_the_journal_lies_beside_the_checkpoints_or_where_it_is_said(tmp_path) -
 )
 def test_images_that_vllm_would_see_wrongly(kind, words, said) -> None:
     config, _ = composed("+adaptive=greso", "actor_rollout_ref.rollout.name=vllm", *words)
-    assert ("load_format=safetensors" in facts.image_note(config, kind)) == said
+    assert ("load_format=safetensors" in notes.image_note(config, kind)) == said
 
 
 def test_the_kind_of_a_model_that_is_not_loaded(tmp_path) -> None:
     def kind(path: object) -> str:
-        return facts.model_kind(composed("+adaptive=greso", f"actor_rollout_ref.model.path={path}")[0])
+        return notes.model_kind(composed("+adaptive=greso", f"actor_rollout_ref.model.path={path}")[0])
 
     assert kind("Qwen/Qwen2.5-VL-7B-Instruct") == "Qwen2.5-VL-7B-Instruct"
     assert kind(f"{tmp_path}/") == tmp_path.name
@@ -173,14 +173,14 @@ KL = "actor_rollout_ref.actor.use_kl_loss=true"
 )
 def test_another_loss_is_remarked_on_where_groups_are_dropped(preset, loss, named) -> None:
     config, adaptive = composed(f"+adaptive={preset}", loss)
-    said = facts.dropped_note(config, build_policy(adaptive))
-    assert named in said and bool(named) == bool(said)
+    said = [note for note in notes.notes_of(config, adaptive, build_policy(adaptive)) if "dropped groups" in note]
+    assert [named in note for note in said] == [True] * bool(named)
 
 
 def test_held_groups_are_said_to_be_off_policy() -> None:
     for form in ("on_policy", "pipelined"):
-        _, adaptive = composed("+adaptive=pilot_commit", f"adaptive.allocator.form={form}")
-        said = facts.held_note(build_policy(adaptive))
+        config, adaptive = composed("+adaptive=pilot_commit", f"adaptive.allocator.form={form}")
+        said = "".join(notes.notes_of(config, adaptive, build_policy(adaptive)))
         assert ("off-policy by a step" in said and "adaptive.allocator.form=on_policy" in said) == (form == "pipelined")
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -13,20 +12,11 @@ from omegaconf import OmegaConf
 
 from verl_adaptive.config import AdaptiveConfig, check
 from verl_adaptive.engine import AsyncFacts
-from verl_adaptive.integration.engines import model_of
-from verl_adaptive.policy import Policy
 from verl_adaptive.stats.keys import Identity
 from verl_adaptive.stats.snapshot import FOLDER
-from verl_adaptive.text import counted
 
 #: verl's agent loop of one turn (``experimental/agent_loop/single_turn_agent_loop.py``).
 SINGLE_TURN = "single_turn_agent"
-
-#: The loss that applies ``algorithm.rollout_correction`` with ``bypass_mode=true``; verl does not choose it by itself.
-BYPASS_LOSS = (
-    "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode "
-    "'+actor_rollout_ref.actor.policy_loss.rollout_correction=${algorithm.rollout_correction}'"
-)
 
 
 def mode_of(config: Any) -> str:
@@ -207,30 +197,6 @@ def journal_place(config: Any, adaptive: AdaptiveConfig) -> JournalPlace:
     return JournalPlace(os.path.join(os.path.abspath(os.path.expanduser(store.dir)), *names), run, checkpoints)
 
 
-def model_kind(config: Any) -> str:
-    """What kind of model it is, as far as that is known before it is loaded: its own word, else the end of its path."""
-    path = str(config.actor_rollout_ref.model.path).rstrip("/")
-    return str((model_of(config) or {}).get("model_type") or path.rpartition("/")[2])
-
-
-def image_note(config: Any, kind: str) -> str:
-    """What vLLM makes of images that it loads no weights for; empty where that is no matter.
-
-    Seen with vLLM 0.28's CPU build (docs/verl_versions.md): loading dummy weights overwrites what it normalizes pixels by,
-    which is no weight, so the actor's never put it right. Nothing fails: the model answers about pictures it sees wrongly.
-    ``kind`` is the class of the model's processor, or :func:`model_kind`.
-    """
-    rollout = config.actor_rollout_ref.rollout
-    if rollout.name != "vllm" or not str(rollout.load_format).startswith("dummy"):
-        return ""
-    if not re.sub(r"\W|_", "", kind.lower()).startswith(("qwen2vl", "qwen25vl")):
-        return ""
-    return (
-        f"actor_rollout_ref.rollout.load_format={rollout.load_format} with Qwen2-VL or Qwen2.5-VL: rollouts may see every image wrongly, "
-        "without an error; write actor_rollout_ref.rollout.load_format=safetensors (docs/verl_versions.md)"
-    )
-
-
 def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
     """Where verl looks for images, videos and audios: ``data.image_key``, ``data.video_key``, ``data.audio_key``."""
     return {f"{kind}s": data.get(f"{kind}_key", None) or f"{kind}s" for kind in ("image", "video", "audio")}
@@ -239,93 +205,3 @@ def media_columns(data: Mapping[str, Any]) -> dict[str, str]:
 def identity_of(config: Any, id_key: str | None = None) -> Identity:
     """Which columns of the data say which prompt a row is; ``id_key``: ``adaptive.id_key``."""
     return Identity(config.data.get("prompt_key", "prompt"), id_key, media_columns(config.data))
-
-
-def distillation_note(config: Any) -> str:
-    """What is left of a preset where a teacher alone trains; empty where rewards do, too."""
-    distillation = config.get("distillation")
-    if not (distillation and distillation.enabled) or distillation.distillation_loss.use_task_rewards:
-        return ""
-    return (
-        "distillation.distillation_loss.use_task_rewards=false: rewards and advantages train nothing; by its rewards the preset "
-        "only chooses which prompts are rolled out, how often, and which groups train"
-    )
-
-
-def bypass_note(config: Any) -> str:
-    """What of ``algorithm.rollout_correction`` verl's V1 trainers leave to a loss that is not chosen; empty: nothing."""
-    correction, loss = config.algorithm.get("rollout_correction") or {}, config.actor_rollout_ref.actor.policy_loss
-    told = loss.get("loss_mode") == "bypass_mode" and loss.get("rollout_correction") is not None
-    if told or not correction.get("bypass_mode", False):
-        return ""
-    usual = {"rollout_is": None, "rollout_rs": None, "loss_type": "ppo_clip"}
-    lost = [f"{name}={value}" for name, default in usual.items() if (value := correction.get(name, default)) != default]
-    if not lost:
-        return ""
-    return (
-        f"algorithm.rollout_correction.bypass_mode=true: {', '.join(lost)} ha{'s' if len(lost) == 1 else 've'} no effect: verl's V1 trainers leave it to the loss; "
-        f"add {BYPASS_LOSS}"
-    )
-
-
-def estimator_note(config: Any, name: str) -> str:
-    """That ``+adaptive=grpo`` is not GRPO; empty where it is, or another preset."""
-    estimator = config.algorithm.adv_estimator
-    if name != "grpo" or estimator != "gae":
-        return ""
-    return "algorithm.adv_estimator=gae, verl's default: PPO with a critic; for GRPO write algorithm.adv_estimator=grpo"
-
-
-def rate_note(config: Any, budget: int | None) -> str:
-    """That a budget ends the run before the learning rate has decayed; empty where there is none, or the rate is constant."""
-    trainer, optim = config.trainer, config.actor_rollout_ref.actor.optim
-    styles = {name: optim.get(name) for name in ("lr_scheduler_type", "warmup_style", "lr_decay_style", "decay_type")}
-    name = next((name for name, style in styles.items() if style not in (None, "constant")), None)
-    steps, spent = (
-        trainer.get("total_training_steps"),
-        config.data.train_batch_size * config.actor_rollout_ref.rollout.n,
-    )
-    if budget is None or name is None or optim.get("lr_decay_steps") or (steps is not None and steps * spent <= budget):
-        return ""
-    return (
-        f"actor_rollout_ref.actor.optim.{name}={styles[name]} goes by verl's number of steps, and adaptive.total_rollouts may end the run long before: "
-        "the learning rate would not have decayed; write trainer.total_training_steps=<about the steps of the budget>"
-    )
-
-
-def order_note(config: Any, policy: Policy) -> str:
-    """That the order of the file is nobody's; empty where it is kept, or verl shuffles anyway."""
-    if policy.sampler.kind == "stream" or config.data.get("shuffle", True):
-        return ""
-    return f"data.shuffle=false has no effect: adaptive/sampler={policy.sampler.name} picks from the whole data set"
-
-
-def held_note(policy: Policy) -> str:
-    """That a part of what trains is of older weights; empty where every group is made within its step."""
-    allocator = policy.allocator
-    if not allocator.can_hold:
-        return ""
-    age, instead = allocator.option("max_age"), getattr(allocator, "on_policy", None)
-    most = "" if age is None else f" ({counted(age, 'step')} at most: adaptive.allocator.max_age)"
-    own = "" if instead is None else f"; adaptive.allocator.{'='.join(instead)} makes each group within its step"
-    return (
-        f"off-policy by a step: held groups train with first rollouts of older weights{most}; algorithm.rollout_correction "
-        f"corrects for that{own}"
-    )
-
-
-def dropped_note(config: Any, policy: Policy) -> str:
-    """What dropping groups does to losses beside the policy gradient; empty where there is none, or nothing is dropped."""
-    actor, distillation = config.actor_rollout_ref.actor, config.get("distillation") or {}
-    names = [
-        *(["KL penalty"] if actor.use_kl_loss or config.algorithm.use_kl_in_reward else []),
-        *(["entropy bonus"] if actor.entropy_coeff != 0 else []),
-        *(["distillation"] if distillation.get("enabled", False) else []),
-    ]
-    if not (names and policy.filter.reasons):
-        return ""
-    one = len(names) == 1
-    return (
-        f"the {' and the '.join(names)} act{'s' * one} on the groups that train only; dropped groups do not add to "
-        f"{'it' if one else 'them'}"
-    )

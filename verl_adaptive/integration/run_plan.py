@@ -15,6 +15,7 @@ from verl_adaptive.integration.advantage import register_estimator
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
 from verl_adaptive.integration.compared_settings import compared_of, settings_of
 from verl_adaptive.integration.facts import JournalPlace
+from verl_adaptive.integration.notes import notes_of
 from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.policy import Policy, build_policy
 from verl_adaptive.text import counted
@@ -112,16 +113,6 @@ class RunPlan:
             said = advantage.zero_rows or said
         rollout, trainer = config.actor_rollout_ref.rollout, config.trainer
         batch, n, longest = int(config.data.train_batch_size), int(rollout.n), int(rollout.response_length)
-        notes = (
-            facts.held_note(policy),
-            facts.dropped_note(config, policy),
-            facts.image_note(config, facts.model_kind(config)),
-            facts.distillation_note(config),
-            facts.rate_note(config, adaptive.total_rollouts),
-            facts.order_note(config, policy),
-            facts.bypass_note(config),
-            facts.estimator_note(config, adaptive.name),
-        )
         steps = trainer.get("total_training_steps")
         return cls(
             adaptive=adaptive,
@@ -154,7 +145,7 @@ class RunPlan:
                 "success": adaptive.success.of,
                 "tolerance": adaptive.tolerance,
             },
-            notes=tuple(note for note in notes if note),
+            notes=tuple(filter(None, notes_of(config, adaptive, policy))),
         )
 
     def sized(self, rows: int | None, prompts: int | None = None, uncounted: str = "") -> RunPlan:

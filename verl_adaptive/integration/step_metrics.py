@@ -17,8 +17,8 @@ import numpy as np
 from verl_adaptive import __version__
 from verl_adaptive.engine import AsyncEngine, Engine, StepResult
 from verl_adaptive.integration import compat
-from verl_adaptive.integration.facts import image_note
 from verl_adaptive.integration.layout import Layout
+from verl_adaptive.integration.notes import image_note
 from verl_adaptive.stats.visits import difficulty, kind_of
 from verl_adaptive.text import counted
 
