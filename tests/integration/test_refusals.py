@@ -358,7 +358,7 @@ def test_passes(overrides):
         (f"+adaptive=pilot_commit adaptive.allocator.form=pipelined {COLOCATE}", r"form='pipelined': .*take on_policy"),
         (
             f"+adaptive=dapo +trainer.v1.colocate_async.parameter_sync_step=3 {COLOCATE}",
-            "must divide data.train_batch_size=16",
+            "must divide data.train_batch_size / parameter_sync_step=5.33",
         ),
         (f"+adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}", "brings its own replay buffer"),
     ],

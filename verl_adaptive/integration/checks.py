@@ -139,18 +139,14 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     _check_mode(config, adaptive, policy)
     _check_servers(config, policy)
     _check_reward_model(config, adaptive, policy)
-    _check_recorded(config)
-    _check_thinning(config, policy)
     _check_estimator(config, adaptive, policy)
-    _check_lone_row(config, policy)
     _check_fetch(config, policy)
     _check_log_probs(config)
-    _check_critic(config)
     _check_minibatches(config)
 
 
 def _check_trainer(config: Any) -> None:
-    """A mode that verl's V1 trainers have, and an estimator that they hand what it asks for."""
+    """A mode that verl's V1 trainers have, and an estimator that gets what it asks for."""
     check(
         mode_of(config) in MODES,
         "trainer.v1.trainer_mode",
@@ -175,7 +171,7 @@ def _check_trainer(config: Any) -> None:
 
 
 def _check_replaced(config: Any) -> None:
-    """What verl has for what the policy does: dynamic sampling, refilling, another replay buffer."""
+    """What verl has for what the policy does: dynamic sampling, refilling, another replay buffer, recorded rollouts."""
     groups, sampler = config.algorithm.get("filter_groups", None), config.trainer.v1.sampler
     metric = "reward" if groups is None else groups.get("metric")
     measured = "" if metric in (None, "reward") else f" with adaptive.signal={metric}"
@@ -199,6 +195,12 @@ def _check_replaced(config: Any) -> None:
         buffer,
         "an adaptive preset brings its own replay buffer; leave the key out, and write a filter instead "
         "(docs/custom_parts.md)",
+    )
+    check(
+        not config.skip.rollout_tq.enable,
+        "skip.rollout_tq.enable",
+        True,
+        "recorded rollouts bypass the policy; set it to false",
     )
 
 
@@ -233,36 +235,29 @@ def _check_resume(config: Any) -> None:
     )
 
 
-def _check_recorded(config: Any) -> None:
-    check(
-        not config.skip.rollout_tq.enable,
-        "skip.rollout_tq.enable",
-        True,
-        "recorded rollouts bypass the policy; set it to false",
-    )
-
-
-def _check_thinning(config: Any, policy: Policy) -> None:
-    """Thinning leaves rows out, where the loss may act on every one."""
-    thin = policy.advantage.option("thin")
+def _check_estimator(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
+    """Two estimators, verl's and the policy's own; and what verl's would do with the reward, and the own would not."""
+    advantage, algorithm, thin = policy.advantage, config.algorithm, policy.advantage.option("thin")
+    own, estimator = advantage.estimator, algorithm.adv_estimator
     check(
         not thin or not why_not_skip_zero(config),
         "adaptive.advantage.thin",
         thin,
         f"leaves rows out of training, but {why_not_skip_zero(config)}; set it to 0",
     )
-
-
-def _check_estimator(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
-    """Two estimators, verl's and the policy's own; and what verl's would do with the reward, and the own would not."""
-    advantage, algorithm = policy.advantage, config.algorithm
-    own, estimator = advantage.estimator, algorithm.adv_estimator
     if own is None:
         check(
             not str(estimator).startswith("adaptive_"),
             "algorithm.adv_estimator",
             estimator,
             f"is not of adaptive/advantage={advantage.name}; choose the matching adaptive/advantage, or grpo",
+        )
+        check(
+            estimator != "gae" or has_critic(config),
+            "critic.enable",
+            False,
+            "algorithm.adv_estimator=gae takes the values of a critic, and the run would end when its first step has generated; leave it "
+            "out, or write algorithm.adv_estimator=grpo",
         )
         return
     if estimator == own:
@@ -301,21 +296,6 @@ def _check_estimator(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> N
     )
 
 
-def _check_lone_row(config: Any, policy: Policy) -> None:
-    """A rollout that trains alone in its group: what the others imply for it (integration/rows.py) is of rewards, not penalties."""
-    algorithm = config.algorithm
-    check(
-        not policy.filter.may_leave_one
-        or not algorithm.get("use_kl_in_reward", False)
-        or policy.advantage.estimator is not None
-        or algorithm.adv_estimator not in GROUP_RELATIVE,
-        _keep_degenerate_key(policy),
-        1,
-        f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {algorithm.adv_estimator} has no other "
-        "to compare with: it would train on nothing; use 0, or 2 or more",
-    )
-
-
 def _check_log_probs(config: Any) -> None:
     """The rollout's own log-probabilities, where verl's correction of rollouts takes them."""
     correction = config.algorithm.get("rollout_correction") or {}
@@ -333,34 +313,16 @@ def _check_log_probs(config: Any) -> None:
     )
 
 
-def _check_critic(config: Any) -> None:
-    check(
-        config.algorithm.adv_estimator != "gae" or has_critic(config),
-        "critic.enable",
-        False,
-        "algorithm.adv_estimator=gae takes the values of a critic, and the run would end when its first step has generated; leave it "
-        "out, or write algorithm.adv_estimator=grpo",
-    )
-
-
 def _check_minibatches(config: Any) -> None:
     """A step is a whole number of mini-steps, and each of these a whole number of updates."""
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    parts = 1
-    if mode_of(config) != "sync":
-        parts = async_of(config).parts
-        check(
-            batch % parts == 0,
-            f"trainer.v1.{mode_of(config)}.parameter_sync_step",
-            parts,
-            f"must divide data.train_batch_size={batch}",
-        )
-    size = batch // parts
+    parts = 1 if mode_of(config) == "sync" else async_of(config).parts
+    size = batch / parts
     check(
         size % mini == 0,
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         mini,
-        f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}={size}, so that "
+        f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}={size:g}, so that "
         "a step is a whole number of updates",
     )
     if has_critic(config):
@@ -368,7 +330,7 @@ def _check_minibatches(config: Any) -> None:
             size % config.critic.ppo_mini_batch_size == 0,
             "critic.ppo_mini_batch_size",
             config.critic.ppo_mini_batch_size,
-            f"must divide {size}, the prompts of an update's batch",
+            f"must divide {size:g}, the prompts of an update's batch",
         )
 
 
@@ -516,6 +478,16 @@ def _check_group_size(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> 
         _keep_degenerate_key(policy),
         1,
         f"leaves one rollout of a group, which {estimator} would train on its bare reward; use 0, or 2 or more",
+    )
+    check(  # what the others imply for it is of rewards, not penalties
+        not policy.filter.may_leave_one
+        or not config.algorithm.get("use_kl_in_reward", False)
+        or advantage.estimator is not None
+        or estimator not in GROUP_RELATIVE,
+        _keep_degenerate_key(policy),
+        1,
+        f"leaves one rollout of a group, whose penalty (algorithm.use_kl_in_reward=true) {estimator} has no other to compare "
+        "with: it would train on nothing; use 0, or 2 or more",
     )
     step_shape(adaptive, 1, n, n)  # refuses sizes that do not fit
 
