@@ -26,13 +26,12 @@ from tests.world import World, engine_of, run
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.engine import Engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration.compared_settings import IRRELEVANT, LOGGED, is_policy, settings_of
+from verl_adaptive.integration.compared_settings import IRRELEVANT, LOGGED, is_policy
 from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.resume import check_resume
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
-from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import Journal, read_snapshot
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.snapshot import SnapshotError, read_manifest
@@ -282,12 +281,11 @@ def test_the_snapshot_of_another_step_is_never_accepted(tmp_path):
 
 def test_every_setting_is_compared_or_named(tmp_path):
     """An option that is added later is compared, unless somebody says why not."""
-    config = AdaptiveConfig()
-    found = settings_of(config, build_policy(config), batch=1, n=1)
+    run_store, _ = run_store_of(tmp_path)
+    found = run_store.plan.settings
     compared = {key.split(".")[1] for key in found if key.startswith("adaptive.")}
     assert compared | set(IRRELEVANT) == set(vars(AdaptiveConfig())) and not compared & set(IRRELEVANT)
-    run_store, _ = run_store_of(tmp_path)
-    assert {key for key in run_store.plan.settings if not is_policy(key)} == set(OTHERS) >= LOGGED
+    assert {key for key in found if not is_policy(key)} == set(OTHERS) >= LOGGED
 
 
 def test_all_differences_are_named_at_once_and_equal_ones_are_none(tmp_path, caplog):

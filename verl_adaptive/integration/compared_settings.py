@@ -47,21 +47,25 @@ LOGGED = frozenset(
 )
 
 
-def settings_of(
-    adaptive: AdaptiveConfig, policy: Policy, *, batch: int, n: int, run: Mapping[str, Any] | None = None
-) -> dict[str, Any]:
+def settings_of(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> dict[str, Any]:
     """What is compared, by its name on the command line; as JSON has it.
 
     Args:
+        config: verl's configuration.
         adaptive: the ``adaptive`` group.
         policy: built from it; its parts know the defaults of the options that the group leaves out.
-        batch, n: ``data.train_batch_size`` and ``actor_rollout_ref.rollout.n``.
-        run: other settings of verl's, by name.
     """
     parts = {part.role: {"name": part.name, **asdict(part.config)} for part in policy}
     found = {name: value for name, value in (asdict(adaptive) | parts).items() if name not in IRRELEVANT}
-    own = {"data.train_batch_size": batch, "actor_rollout_ref.rollout.n": n}
-    return json.loads(json.dumps({**flat(found, "adaptive."), **(run or {}), **own}, default=str))
+    verls = {
+        "trainer.v1.trainer_mode": mode_of(config),
+        "data.train_batch_size": int(config.data.train_batch_size),
+        "actor_rollout_ref.rollout.n": int(config.actor_rollout_ref.rollout.n),
+        "data.shuffle": bool(config.data.get("shuffle", True)),
+    }
+    if policy.advantage.estimator is None:
+        verls["algorithm.adv_estimator"] = str(config.algorithm.adv_estimator)
+    return json.loads(json.dumps({**flat(found, "adaptive."), **verls}, default=str))
 
 
 def is_policy(key: str) -> bool:
@@ -86,11 +90,3 @@ def differences(saved: object, now: Mapping[str, Any]) -> tuple[list[str], list[
             kind = policy if is_policy(key) else soft if key in LOGGED else hard
             kind.append(f"{key} was {saved[key]!r}, is {value!r}")
     return policy, hard, soft
-
-
-def compared_of(config: Any, policy: Policy) -> dict[str, Any]:
-    """Settings of verl's that a resume says have changed, by name; no estimator where the policy has its own."""
-    own = policy.advantage.estimator is not None
-    chosen = {} if own else {"algorithm.adv_estimator": str(config.algorithm.adv_estimator)}
-    order = {"data.shuffle": bool(config.data.get("shuffle", True))}
-    return {"trainer.v1.trainer_mode": mode_of(config), **chosen, **order}

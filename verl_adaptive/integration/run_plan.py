@@ -13,7 +13,7 @@ from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.integration import facts
 from verl_adaptive.integration.advantage import register_estimator
 from verl_adaptive.integration.checks import check_run, why_not_skip_zero, zero_rows
-from verl_adaptive.integration.compared_settings import compared_of, settings_of
+from verl_adaptive.integration.compared_settings import settings_of
 from verl_adaptive.integration.facts import JournalPlace
 from verl_adaptive.integration.notes import notes_of
 from verl_adaptive.integration.polling import stall_seconds
@@ -139,7 +139,7 @@ class RunPlan:
             stall=stall_seconds(adaptive, longest),
             row_limit=facts.row_limit(config),
             place=facts.journal_place(config, adaptive),
-            settings=settings_of(adaptive, policy, batch=batch, n=n, run=compared_of(config, policy)),
+            settings=settings_of(config, adaptive, policy),
             results={
                 "identity": facts.identity_of(config, adaptive.id_key),
                 "success": adaptive.success.of,
