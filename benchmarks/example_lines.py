@@ -182,12 +182,12 @@ def answer_once() -> None:
 def refused_alone(words: list[str]) -> str:
     """Why verl refuses the line without a preset; empty: it does not."""
     from verl_adaptive.commands.doctor import quiet
-    from verl_adaptive.integration import inspect
+    from verl_adaptive.integration import composing, inspect
     from verl_adaptive.text import one_line
 
     try:
         with quiet():
-            inspect.validate_as_verl(inspect.compose(inspect.Command.parse(words)))
+            inspect.validate_as_verl(composing.compose(composing.Command.parse(words)))
     except Exception as error:
         return one_line(str(error))
     return ""

@@ -33,9 +33,10 @@ def wait_for(condition: Callable[[], object]) -> None:
 def test_its_lines_compose_and_validate(gib, tmp_path) -> None:
     """Those for a GPU, too, which no test can run."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
     sizes = hour.sizes_of(gib) if gib else hour.REHEARSAL
     words = hour.words(tmp_path / "solo-1", tmp_path, "model", sizes, int(gib > 0))
-    config = inspect.compose(inspect.Command.parse(["+adaptive=solo", "adaptive.seed=1", *words]))
+    config = composing.compose(composing.Command.parse(["+adaptive=solo", "adaptive.seed=1", *words]))
     inspect.validate(config)
     assert config.adaptive.total_rollouts == sizes.steps * sizes.batch * sizes.n
     assert config.actor_rollout_ref.actor.fsdp_config.param_offload == (0 < gib < 20)

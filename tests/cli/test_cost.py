@@ -23,7 +23,7 @@ from verl_adaptive.commands import doctor
 from verl_adaptive.commands.cost import ASSUMED, Cost, group_shares
 from verl_adaptive.errors import Exhausted
 from verl_adaptive.groups import Groups
-from verl_adaptive.integration import inspect
+from verl_adaptive.integration import composing, inspect
 from verl_adaptive.stats import dataset_keys
 
 
@@ -75,7 +75,9 @@ def test_graded_rewards_vary_where_nobody_succeeds(tmp_path, rewards) -> None:
     values = rng.random((128, 16)) * 0.4 if rewards else np.zeros((128, 16))
     groups = Groups.from_lists(np.arange(128), values.tolist(), success=np.zeros((128, 16)).tolist())
     journal_of(tmp_path / "earlier", groups, keys)
-    config = inspect.compose(inspect.Command((*MINIMAL, "+adaptive=dapo", f"adaptive.warm_start={tmp_path}/earlier")))
+    config = composing.compose(
+        composing.Command((*MINIMAL, "+adaptive=dapo", f"adaptive.warm_start={tmp_path}/earlier"))
+    )
     share, _, known_from = costing.yield_of(inspect.foresee(config, inspect.validate(config)))
     assert share == pytest.approx(1.0 if rewards else 0.0, abs=0.1) and "of the warm start" in known_from
 

@@ -25,7 +25,7 @@ from tests.simulated import not_simulated  # noqa: F401  # a fixture
 from verl_adaptive import simulate
 from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration import compat, inspect
+from verl_adaptive.integration import compat, composing, inspect
 from verl_adaptive.stats import StatsTable, write_snapshot
 
 MAIN = "verl.trainer.main_ppo"
@@ -170,7 +170,7 @@ def test_the_whole_command_may_be_given(examine, call) -> None:
     ],
 )
 def test_command_lines_are_read_as_hydra_reads_them(words, command) -> None:
-    found = inspect.Command.parse(words)
+    found = composing.Command.parse(words)
     assert (found.config_name, found.config_path, found.config_dir, found.program) == command
     assert found.overrides == ("a=b",)
 
@@ -185,7 +185,7 @@ def test_command_lines_are_read_as_hydra_reads_them(words, command) -> None:
 )
 def test_options_that_start_no_run_are_refused(words, says) -> None:
     with pytest.raises(AdaptiveError, match=says):
-        inspect.Command.parse(words)
+        composing.Command.parse(words)
 
 
 @pytest.mark.parametrize("path", ["config", "./config", str(Path(verl.__file__).parent / "trainer" / "config")])
@@ -193,7 +193,7 @@ def test_config_path_means_what_it_means_to_the_program(path, examine, call) -> 
     status, out, _ = call("doctor", "--", "python", "-m", MAIN, f"--config-path={path}", *MINIMAL, "+adaptive=dapo")
     assert status == 0 and "dapo: sampler=epoch" in out, out
     with pytest.raises(Exception, match="nowhere"):
-        inspect.compose(inspect.Command.parse([f"--config-path={path}/nowhere", *MINIMAL, "+adaptive=dapo"]))
+        composing.compose(composing.Command.parse([f"--config-path={path}/nowhere", *MINIMAL, "+adaptive=dapo"]))
 
 
 def test_configurations_of_the_users_own(tmp_path, call) -> None:

@@ -271,6 +271,7 @@ def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
 def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, monkeypatch) -> None:
     """Those for GPUs, too, which no test can run."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
     from verl_adaptive.integration.selftest.gradient import settings
 
     monkeypatch.setattr(suite, "_installed", lambda module: True)
@@ -281,7 +282,7 @@ def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, 
             assert gpus == 1 and mode == "separate_async"
             continue
         words = [*suite.words(tmp_path, gpus, mode), *suite._own(tmp_path, 4, 2), *more]
-        config = inspect.compose(inspect.Command.parse([*words, *[suite.RECORD] * preset]))
+        config = composing.compose(composing.Command.parse([*words, *[suite.RECORD] * preset]))
         if preset:
             inspect.validate(config)
         found = settings(words)

@@ -153,9 +153,10 @@ def words_of(line: str) -> list[str]:
 @pytest.mark.parametrize("line", lines_of("python -m verl.trainer.main_ppo"))
 def test_training_commands_compose_and_validate(line, monkeypatch) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
     if "adaptive/sampler=cero" in line or "adaptive=cero" in line:
         assert "adaptive.refill=false" in line or "+adaptive=cero" in line
-    inspect.validate(inspect.compose(inspect.Command.parse(words_of(line))))
+    inspect.validate(composing.compose(composing.Command.parse(words_of(line))))
 
 
 @pytest.mark.parametrize("line", lines_of("verl-adaptive"))
@@ -257,8 +258,9 @@ def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     named = set(re.findall(r"`(\w+)`", paragraph)) - {"journal", "snapshot", "results", "bins"}
     assert printed == named
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
     plan = re.search(r"^\| `plan` \|.*$", page, flags=re.M)[0].split("else ")[1]
-    config = inspect.compose(inspect.Command(("+adaptive=grpo", "actor_rollout_ref.rollout.name=vllm")))
+    config = composing.compose(composing.Command(("+adaptive=grpo", "actor_rollout_ref.rollout.name=vllm")))
     seen = inspect.foresee(config, inspect.RunPlan.of(config))
     assert set(seen.as_dict()) == set(re.findall(r"`(\w+)`", plan))
     cost = re.search(r"^\| `plan.cost` \|.*$", page, flags=re.M)[0].split("|")[2]

@@ -70,9 +70,10 @@ def earlier(tmp_path_factory) -> str:
 @pytest.mark.usefixtures("not_simulated")
 def test_it_composes_validates_and_has_a_cost(name, earlier) -> None:
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
     words = words_of(name, FROM=earlier)
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
-    config = inspect.compose(inspect.Command.parse(words))
+    config = composing.compose(composing.Command.parse(words))
     plan = inspect.foresee(config, inspect.validate(config))
     groups, n, updates, first_round, steps = EXPECTED[name]
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
@@ -98,9 +99,10 @@ OTHER_NAMES = {
 def test_the_asynchronous_recipe(mode) -> None:
     """In both modes, with verl's own keys; and what verl asserts only when workers start."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    command = inspect.Command.parse(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
+    command = composing.Command.parse(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
     assert f"trainer.v1.trainer_mode={mode}" in command.overrides
-    config = inspect.compose(command)
+    config = composing.compose(command)
     plan = inspect.foresee(config, inspect.validate(config))
     assert plan.mode == mode and plan.updates == 4
     assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")

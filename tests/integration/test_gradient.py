@@ -289,10 +289,10 @@ def test_weights_of_rollout_correction(defaults, normalize):
 
 def test_the_loss_of_sao_is_the_papers():
     """verl's V1 trainers leave ``rollout_correction.loss_type`` and its band to the actor's loss, which else clips as PPO does."""
-    from verl_adaptive.integration import inspect
+    from verl_adaptive.integration import composing
 
     words = ("+adaptive=sao", "algorithm.adv_estimator=gae", "actor_rollout_ref.actor.use_dynamic_bsz=true")
-    config = inspect.compose(inspect.Command.parse(words))
+    config = composing.compose(composing.Command.parse(words))
     actor = omega_conf_to_dataclass(config.actor_rollout_ref.actor)
     ratio = torch.tensor([[1.0, 1.5, 0.5, 0.1, 5.0]])
     old = torch.full((1, 5), 0.15).log()

@@ -16,7 +16,7 @@ from tests.world import Arrivals, World, make_engine, make_stream_engine, run_st
 from verl_adaptive.cli import main
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, StepResult
 from verl_adaptive.engine import make_engine as make
-from verl_adaptive.integration import inspect, step_metrics
+from verl_adaptive.integration import composing, inspect, step_metrics
 from verl_adaptive.stats import StatsTable
 
 MINIMAL = (
@@ -154,7 +154,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
         "adaptive.total_rollouts=100000",
         "trainer.total_epochs=3",
     ]
-    config = inspect.compose(inspect.Command(tuple(words)))
+    config = composing.compose(composing.Command(tuple(words)))
     seen = inspect.foresee(config, inspect.validate(config))
     trainer = get_trainer_cls("sync").adaptive()(config)
     policy = trainer.plan.policy

@@ -237,7 +237,7 @@ class Examination:
         detail, fix = not_loaded() or ("", "")
         self.judge("plugin entry point", not detail, detail or PLUGIN, fix)
 
-        from verl_adaptive.integration import inspect
+        from verl_adaptive.integration import composing, inspect
 
         found = self._try("plugin in the driver", REINSTALL, inspect.driver)
         if found is not None:
@@ -257,7 +257,7 @@ class Examination:
             self.judge("names of verl's", not missing, detail, compat.INSTALL)
             for place in instead:
                 self.add("done instead", "warn", f"verl {_version('verl')}: {place}")
-        options = self._try("Hydra group", REINSTALL, inspect.group_options)
+        options = self._try("Hydra group", REINSTALL, composing.group_options)
         if options is not None:
             detail = f"+adaptive= takes {', '.join(options)}" if options else "Hydra does not find the group `adaptive`"
             self.judge("Hydra group", "greso" in options, detail, REINSTALL)
@@ -291,10 +291,10 @@ class Examination:
 
     def _training(self, words: list[str]) -> dict[str, Any]:
         from verl_adaptive.commands.cost import cost_of
-        from verl_adaptive.integration import guard, inspect
+        from verl_adaptive.integration import composing, guard, inspect
 
         see, verl = "`verl-adaptive parts` lists presets, parts and options", _version("verl")
-        command = self._must("command line", "correct the command line", lambda: inspect.Command.parse(words))
+        command = self._must("command line", "correct the command line", lambda: composing.Command.parse(words))
         program, instead = command.program, f"write python -m {guard.MAIN} instead"
         if guard.PROGRAMS.get(program or guard.MAIN):
             self.refuse("program", guard.unread({"adaptive": {}}, program), instead)
@@ -310,7 +310,7 @@ class Examination:
         config = self._must(
             "compose",
             f"correct the override; {see}",
-            lambda: inspect.compose(command),
+            lambda: composing.compose(command),
             foreign=f"write it as verl {verl} has it, in its own examples and documentation: a line of another "
             "version needs that version",
         )
@@ -368,13 +368,13 @@ class Examination:
 
 def _validated(command: Any, config: Any) -> Any:
     """``inspect.validate``; where verl trips over what is no group, the setting that has it."""
-    from verl_adaptive.integration import inspect
+    from verl_adaptive.integration import composing, inspect
 
     try:
         return inspect.validate(config)
     except (TypeError, ValueError, AttributeError, ArithmeticError) as error:
         if not isinstance(error, AdaptiveError):
-            inspect.refuse_no_group(command, config)
+            composing.refuse_no_group(command, config)
         raise
 
 

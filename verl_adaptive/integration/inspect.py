@@ -22,7 +22,6 @@ from verl_adaptive.engine import make_engine
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import guard
 from verl_adaptive.integration.checks import check_counts
-from verl_adaptive.integration.composing import Command, compose, group_options, refuse_no_group
 from verl_adaptive.integration.dataloader import refuse_own_numbers
 from verl_adaptive.integration.facts import has_critic, identity_of
 from verl_adaptive.integration.resume import resume_of
@@ -32,19 +31,6 @@ from verl_adaptive.stats import warm_start
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
-
-__all__ = [
-    "Command",
-    "compose",
-    "driver",
-    "foresee",
-    "group_options",
-    "ray_workers",
-    "refuse_no_group",
-    "validate",
-    "validate_as_verl",
-]
-
 
 #: Bytes of training files from which they are not read: it would take minutes.
 _READ = 4e9
