@@ -355,15 +355,13 @@ class AdaptiveConfig:
         Raises:
             ConfigError: with the key, the value and what to write instead.
         """
-        if isinstance(data, str):
-            raise ConfigError(
-                "adaptive",
-                data,
-                "Hydra took the preset's name for a plain value, so the presets are not on its search path; "
-                "reinstall verl-adaptive in this environment (`pip install --force-reinstall --no-deps <its clone or wheel>`)",
-            )
         if not isinstance(data, Mapping):
-            raise ConfigError("adaptive", data, "must be a preset: +adaptive=greso, aero, cero, pilot_commit, …")
+            hint = "must be a preset: +adaptive=greso, aero, cero, pilot_commit, …"
+            if isinstance(data, str):
+                hint += (
+                    "; if you wrote one of these, Hydra did not find it: reinstall verl-adaptive in this environment"
+                )
+            raise ConfigError("adaptive", data, hint)
         return build(cls, data, "adaptive")
 
     def validate(self, path: str) -> None:

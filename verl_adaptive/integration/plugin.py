@@ -31,17 +31,16 @@ def _asks_for_adaptive(argv: list[str]) -> bool:
 
 def _check_search_path() -> None:
     """Without our search path Hydra takes ``+adaptive=greso`` for a plain string and training runs un-adapted."""
-    missing = [
-        name
-        for name in ("hydra_plugins.verl_adaptive", "hydra_configs.verl_adaptive.adaptive")
-        if importlib.util.find_spec(name) is None
-    ]
-    if missing:
-        raise SystemExit(
-            f"verl-adaptive: the command line asks for an adaptive preset, but {' and '.join(missing)} cannot be found, "
-            "so Hydra would take the preset's name for a plain string and train without it. Reinstall verl-adaptive in "
-            "this environment: pip install --force-reinstall --no-deps <its clone or wheel>"
-        )
+    for name in ("hydra_plugins.verl_adaptive", "hydra_configs.verl_adaptive.adaptive"):
+        try:
+            there = importlib.util.find_spec(name) is not None
+        except ModuleNotFoundError:  # a parent package is missing altogether
+            there = False
+        if not there:
+            raise SystemExit(
+                f"verl-adaptive: the command line asks for an adaptive preset, but {name} cannot be found, so Hydra would take "
+                f"the preset's name for a plain string and train without it; {guard.REINSTALL}"
+            )
 
 
 def _refuse_misread(argv: list[str]) -> None:
@@ -52,10 +51,7 @@ def _refuse_misread(argv: list[str]) -> None:
 
 
 if _asks_for_adaptive(sys.argv):
-    try:
-        _check_search_path()
-    except ModuleNotFoundError as error:  # a parent package is missing altogether
-        raise SystemExit(f"verl-adaptive: {error}; reinstall verl-adaptive in this environment") from error
+    _check_search_path()
 
 _refuse_misread(sys.argv)
 
