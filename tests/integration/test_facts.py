@@ -18,7 +18,6 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.integration import facts, notes
 from verl_adaptive.integration.advantage import EstimatorContext, provide, register_estimator
 from verl_adaptive.integration.checks import check_manager, check_run, why_not_skip_zero
-from verl_adaptive.integration.compat import MODES
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.policy import build_policy
 from verl_adaptive.roles import Advantage
@@ -35,12 +34,6 @@ COMMON = (
 def composed(*overrides: str):
     config = common.composed(*COMMON, *overrides)
     return config, AdaptiveConfig.from_mapping(OmegaConf.to_container(config.adaptive, resolve=True))
-
-
-@pytest.mark.parametrize("alias", ["", "adaptive_"])
-@pytest.mark.parametrize("mode", MODES)
-def test_the_mode_under_both_names(mode, alias) -> None:
-    assert facts.mode_of(composed("+adaptive=greso", f"trainer.v1.trainer_mode={alias}{mode}")[0]) == mode
 
 
 def test_epochs_may_be_written_with_an_exponent() -> None:

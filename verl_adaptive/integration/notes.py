@@ -43,7 +43,7 @@ def notes_of(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> Iterator[
             f"{'it' if one else 'them'}"
         )
     yield image_note(config, model_kind(config))
-    if distills and not distillation.distillation_loss.use_task_rewards:
+    if distills and not distillation["distillation_loss"].use_task_rewards:
         yield (
             "distillation.distillation_loss.use_task_rewards=false: rewards and advantages train nothing; by its rewards the "
             "preset only chooses which prompts are rolled out, how often, and which groups train"
