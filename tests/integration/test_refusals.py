@@ -358,7 +358,7 @@ def test_passes(overrides):
         (f"+adaptive=pilot_commit adaptive.allocator.form=pipelined {COLOCATE}", r"form='pipelined': .*take on_policy"),
         (
             f"+adaptive=dapo +trainer.v1.colocate_async.parameter_sync_step=3 {COLOCATE}",
-            "must divide data.train_batch_size / parameter_sync_step=5.33",
+            "must divide data.train_batch_size=16",
         ),
         (f"+adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}", "brings its own replay buffer"),
     ],
@@ -589,9 +589,12 @@ def test_a_trainer_of_verls_own_cannot_use_our_buffer():
     """A trainer that is not ours, beside a preset, would train without the policy."""
 
     class Theirs(get_trainer_cls("sync")):
-        """Somebody's own."""
+        def _build_replay_buffer(self):
+            """Somebody's own, too."""
 
-    with pytest.raises(ConfigError, match="verl chose Theirs"):
+    with pytest.raises(
+        AdaptiveError, match="Theirs knows nothing of presets and would train as if none had been named"
+    ):
         Theirs(composed("+adaptive=greso"))
     with pytest.raises(
         ConfigError, match=r"trainer_mode='theirs': .*did not load the plugin: see `verl-adaptive doctor`"

@@ -7,7 +7,8 @@ Three looks, from the earliest to the last:
 * :class:`Guard`, a Hydra callback of verl's programs and of every preset: in the driver, before Ray starts;
 * :func:`watch`, import hooks on what the other programs train with: in the process that would train, however its
   configuration came about;
-* :class:`~verl_adaptive.integration.replay_buffer.AdaptiveReplayBuffer`, which verl's V1 trainers make where a preset names it.
+* verl's own V1 base class (:mod:`~verl_adaptive.integration.register`); and, where this plugin was not loaded, the replay buffer
+  that every preset names (:class:`~verl_adaptive.integration.replay_buffer.AdaptiveReplayBuffer`).
 
 Cheap to import: verl is still importing when the plugin calls :func:`watch`, in every process.
 """

@@ -8,7 +8,7 @@ from importlib.metadata import version
 from typing import Any
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration import compat
+from verl_adaptive.integration import compat, guard
 
 
 def register_all() -> None:
@@ -17,11 +17,25 @@ def register_all() -> None:
     A user keeps ``trainer.v1.trainer_mode`` as it is. In verl's registry each mode's entry becomes a class that makes
     verl's own trainer, untouched, or ours. A run that does not use this package does not notice that it is installed.
     """
-    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY
+    from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
+    _refuse_others(PPOTrainer)
     for mode in compat.MODES:
         if mode in TRAINER_REGISTRY:
             TRAINER_REGISTRY[mode] = _either(TRAINER_REGISTRY[mode], mode)
+
+
+def _refuse_others(base: Any) -> None:
+    """A V1 trainer of somebody's own does not read the preset either, and may have a replay buffer of its own."""
+    real = base.__init__
+
+    @functools.wraps(real)
+    def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(self, "is_adaptive", False):
+            guard.refuse_other(config, type(self).__name__)
+        real(self, config, *args, **kwargs)
+
+    base.__init__ = guarded
 
 
 @functools.cache
