@@ -343,7 +343,7 @@ def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
     monkeypatch.setattr(store, "repo", {k: v for k, v in store.repo.items() if k != "adaptive"})
     status, found = examine("+adaptive=greso")
     assert status == 1 and found["Hydra group"]["status"] == "fail"
-    assert "search path" in found["validate"]["detail"]
+    assert "Hydra did not find it: reinstall verl-adaptive" in found["validate"]["detail"]
 
 
 def test_without_verl(examine, monkeypatch) -> None:
