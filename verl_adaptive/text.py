@@ -90,12 +90,12 @@ def plain(value: Any) -> Any:
 
 
 def span(hours: float | None) -> str:
-    """A stretch of time for people.
+    """A stretch of time for people, ``-`` where it is not known.
 
     >>> [span(hours) for hours in (0.01, 0.5, 7.25, 72)]
     ['36 s', '30 min', '7.2 h', '3.0 days']
     """
-    if hours is None:
+    if hours is None or math.isnan(hours):
         return "-"
     if hours >= 48:
         return f"{hours / 24:.1f} days"

@@ -166,8 +166,9 @@ def test_news_come_without_losing_the_place(reported, tmp_path) -> None:
     pytest.importorskip("starlette")
     uvicorn = pytest.importorskip("uvicorn")
     from verl_adaptive.report.collect import collect
-    from verl_adaptive.report.page import Live, render
+    from verl_adaptive.report.page import render
     from verl_adaptive.report.server import Site, application
+    from verl_adaptive.report.templates import Live
     from verl_adaptive.stats import open_run
 
     opened = open_run(reported.folder)

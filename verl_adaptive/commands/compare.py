@@ -292,7 +292,7 @@ def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str:
     """One page that needs no network: what is said, the table, the curves."""
     from verl_adaptive.report.figures import COLORS, Series, lines
-    from verl_adaptive.report.page import environment, policy_of
+    from verl_adaptive.report.templates import fill
 
     series = []
     for place, (name, found) in enumerate(trials.arms.items()):
@@ -302,15 +302,9 @@ def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str
         cost, value = mean_of(found) if len(found) > 1 else (found[0].cost, found[0].value)
         series.append(Series(f"{name}, mean" if len(found) > 1 else name, value, color, cost, key=name))
     heads, rows = _rows(results, trials, by)
-    return environment().get_template("arms.html.j2").render(
-        policy=policy_of(False),
-        title=clean(" · ".join(trials.arms)),
-        said=clean(said),
-        missing=[clean(text) for text in trials.missing],
-        heads=heads,
-        rows=rows,
-        chart=lines(trials.metric, np.zeros(0), series, (COSTS[by], trials.metric), from_zero=False),
-    )  # fmt: skip
+    chart = lines(trials.metric, np.zeros(0), series, (COSTS[by], trials.metric), from_zero=False)
+    title = clean(" · ".join(trials.arms))
+    return fill("arms.html.j2", title=title, said=said, missing=trials.missing, heads=heads, rows=rows, chart=chart)
 
 
 # -- two runs, prompt by prompt -----------------------------------------------------------------------------------------

@@ -25,7 +25,8 @@ from verl_adaptive.commands.arguments import add_store_options, identity_from
 from verl_adaptive.commands.output import note
 from verl_adaptive.commands.report import add_page_options, collected_of, rollouts_of
 from verl_adaptive.errors import AdaptiveError, UsageError, lacks_extra
-from verl_adaptive.report.page import Live, render
+from verl_adaptive.report.page import render
+from verl_adaptive.report.templates import Live
 from verl_adaptive.stats import Run, open_run
 from verl_adaptive.stats.files import open_parquet
 from verl_adaptive.text import counted

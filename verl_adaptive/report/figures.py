@@ -1,7 +1,6 @@
-"""Charts as SVG text, by hand: no fonts, colours from the page's variables so that they follow light and dark. They are whole
-without a script; the page's own shows the values beside the pointer.
-
-Everything that comes from data is escaped by :class:`markupsafe.Markup`.
+"""Charts as SVG: no fonts, colours from the page's variables so that they follow light and dark. They are whole without a
+script; the page's own shows the values beside the pointer. What they are made of is worked out here; ``chart.html.j2`` writes
+it, everything escaped.
 """
 
 from __future__ import annotations
@@ -16,6 +15,7 @@ from typing import Any
 import numpy as np
 from markupsafe import Markup
 
+from verl_adaptive.report.templates import fill
 from verl_adaptive.text import clean
 
 WIDTH, HEIGHT = 560, 260
@@ -91,11 +91,11 @@ def _round_range(low: float, high: float) -> tuple[float, float]:
 
 
 class _Canvas:
-    """An SVG with axes; x and y are data coordinates."""
+    """A chart with axes; x and y are data coordinates."""
 
     def __init__(self, title: str, x: tuple[float, float], y: tuple[float, float], labels: tuple[str, str]) -> None:
         self.title, self.x, self.y, self.labels = title, x, y, labels
-        self.parts: list[Markup] = []
+        self.marks: list[tuple[str, dict[str, Any], str, str]] = []
 
     def px(self, value: float) -> float:
         low, high = self.x
@@ -105,93 +105,67 @@ class _Canvas:
         low, high = self.y
         return HEIGHT - _BOTTOM - (value - low) / ((high - low) or 1.0) * (HEIGHT - _TOP - _BOTTOM)
 
-    def add(self, text: str, **values: object) -> None:
-        """A piece of SVG; ``values`` are formatted as the text says, and escaped."""
-        self.parts.append(Markup(text).format(**values))
+    def points(self, x: np.ndarray, y: np.ndarray) -> str:
+        return " ".join(f"{self.px(a):.1f},{self.py(b):.1f}" for a, b in zip(x.tolist(), y.tolist(), strict=True))
+
+    def add(self, tag: str, text: str = "", told: str = "", **attributes: Any) -> None:
+        """An element, the text in it, and what is told of it beside the pointer; lengths get one decimal."""
+        named = {name.rstrip("_").replace("_", "-"): value for name, value in attributes.items()}
+        named = {name: f"{value:.1f}" if isinstance(value, float) else value for name, value in named.items()}
+        self.marks.append((tag, named, text, told))
 
     def below(self, value: float, label: str) -> None:
         """A label of the x axis."""
-        text = '<text x="{x:.1f}" y="{y}" text-anchor="middle">{t}</text>'
-        self.add(text, x=self.px(value), y=HEIGHT - _BOTTOM + 18, t=label)
+        self.add("text", label, x=self.px(value), y=HEIGHT - _BOTTOM + 18, text_anchor="middle")
 
     def beside(self, value: float, label: str) -> None:
         """A label of the y axis."""
-        text = '<text x="{x}" y="{y:.1f}" dy="4" text-anchor="end">{t}</text>'
-        self.add(text, x=_LEFT - 6, y=self.py(value), t=label)
+        self.add("text", label, x=_LEFT - 6, y=self.py(value), dy=4, text_anchor="end")
 
-    def named(self) -> None:
-        """Label the axes."""
-        level = '<text x="{x}" y="{y}" text-anchor="middle" class="label">{t}</text>'
-        self.add(level, x=(_LEFT + WIDTH - _RIGHT) / 2, y=HEIGHT - 6, t=self.labels[0])
-        upright = '<text transform="rotate(-90)" x="{x}" y="13" text-anchor="middle" class="label">{t}</text>'
-        self.add(upright, x=-(HEIGHT - _BOTTOM + _TOP) / 2, t=self.labels[1])
-
-    def axes(
-        self, x_ticks: Sequence[tuple[float, str]] | None = None, percent: bool = False, whole: bool = False
-    ) -> None:
-        line = '<line class="{k}" x1="{a}" x2="{b}" y1="{y}" y2="{y}"/>'
-        ticks = [value for value in _ticks(*self.y) if not whole or value.is_integer()]
+    def axes(self, x_ticks: Sequence[tuple[float, str]] = (), percent: bool = False) -> None:
+        """The grid, and ticks; where those of x are given, what is counted along y are whole things."""
+        across: dict[str, Any] = {"x1": _LEFT, "x2": WIDTH - _RIGHT}
+        ticks = [value for value in _ticks(*self.y) if not x_ticks or value.is_integer()]
         for value, label in zip(ticks, _said(ticks, percent), strict=True):
-            self.add(line, k="grid", a=_LEFT, b=WIDTH - _RIGHT, y=f"{self.py(value):.1f}")
+            self.add("line", class_="grid", **across, y1=self.py(value), y2=self.py(value))
             self.beside(value, label)
-        if x_ticks is None:
-            along = _ticks(*self.x)
-            x_ticks = list(zip(along, _said(along), strict=True))
-        for value, label in x_ticks:
+        along = _ticks(*self.x)
+        for value, label in x_ticks or zip(along, _said(along), strict=True):
             self.below(value, label)
-        self.add(line, k="axis", a=_LEFT, b=WIDTH - _RIGHT, y=HEIGHT - _BOTTOM)
-        self.named()
+        self.add("line", class_="axis", **across, y1=HEIGHT - _BOTTOM, y2=HEIGHT - _BOTTOM)
 
     def done(self, legend: Sequence[Series] = (), hover: dict[str, Any] | None = None) -> Markup:
         """The chart and its legend; ``hover`` is what the page's script shows beside the pointer."""
-        data = Markup("")
-        if hover is not None:
-            box = [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM]
-            told = {"box": box, "x": self.x, "y": self.y, "of": self.labels[0], **hover}
-            data = Markup(' data-hover="{d}"').format(d=json.dumps(told, separators=(",", ":")))
-        svg = Markup(
-            '<svg viewBox="0 0 {w} {h}" role="img" aria-label="{t}" preserveAspectRatio="xMidYMid meet"{d}>'
-        ).format(w=WIDTH, h=HEIGHT, t=self.title, d=data)
-        keys = Markup("").join(
-            Markup(
-                '<span class="key"><svg class="swatch" viewBox="0 0 14 10" aria-hidden="true">'
-                '<line x1="0" x2="14" y1="5" y2="5" stroke="{c}"{k}/></svg>{n}</span>'
-            ).format(c=s.color, n=s.name if s.key is None else s.key, k=_DASH.format(d=s.dash) if s.dash else _THICK)
-            for s in legend
-            if s.key != ""
-        )
-        legends = Markup('<div class="legend">{k}</div>').format(k=keys) if legend else Markup("")
-        return Markup('<div class="chart">{s}{p}</svg></div>{k}').format(
-            s=svg, p=Markup("").join(self.parts), k=legends
+        left, right, top, bottom = box = [_LEFT, WIDTH - _RIGHT, _TOP, HEIGHT - _BOTTOM]
+        told = {"box": box, "x": self.x, "y": self.y, "of": self.labels[0], **(hover or {})}
+        return fill(
+            "chart.html.j2",
+            size=(WIDTH, HEIGHT),
+            middle=((left + right) / 2, -(top + bottom) / 2),
+            title=self.title,
+            labels=self.labels,
+            marks=self.marks,
+            legend=legend,
+            hover=None if hover is None else json.dumps(told, separators=(",", ":")),
         )
 
 
-_PLACE = 'x="{x:.1f}" y="{y:.1f}" width="{w:.1f}" height="{h:.1f}"'
-_THICK = Markup(' stroke-width="8"')
-_DASH = Markup(' stroke-width="3" stroke-dasharray="{d}"')
 #: The stylesheet has --c1 to --c8.
 COLORS = 8
 #: For one run after the other.
 DASHES = ("5 4", "2 2", "9 2 2 2", "12 3")
 
 
-def _plain(values: np.ndarray) -> list[float | None]:
-    """For JSON: four digits are as many as a chart shows."""
-    return [float(f"{v:.4g}") if math.isfinite(v) else None for v in values.tolist()]
+def _plain(values: np.ndarray, digits: int) -> list[float | None]:
+    """For JSON, as short as it can be."""
+    rounded = [float(f"{v:.{digits}g}") if math.isfinite(v) else None for v in values.tolist()]
+    return [int(v) if v is not None and v.is_integer() else v for v in rounded]
 
 
 def _hover(x: np.ndarray, series: Sequence[Series], percent: bool = False) -> dict[str, Any]:
-    """What the script needs: each line's points as numbers."""
-    lines = []
-    for s in series:
-        own = [] if s.x is None else [_exact(s.x)]
-        lines.append([s.name, s.color, _plain(s.values), *own])
-    return {"at": _exact(x), "lines": lines, "percent": percent}
-
-
-def _exact(x: np.ndarray) -> list[float | int | None]:
-    values = x.astype(np.float64).tolist()
-    return [None if not math.isfinite(v) else int(v) if v.is_integer() else round(v, 4) for v in values]
+    """What the script needs: each line's points as numbers; of values four digits are as many as a chart shows."""
+    lines = [[s.name, s.color, _plain(s.values, 4), *([] if s.x is None else [_plain(s.x, 9)])] for s in series]
+    return {"at": _plain(x, 9), "lines": lines, "percent": percent}
 
 
 def stacked(
@@ -216,11 +190,8 @@ def stacked(
     below = np.zeros(len(x))
     for s in shown:
         above = below + np.nan_to_num(s.values)
-        forth = " ".join(f"{canvas.px(a):.1f},{canvas.py(b):.1f}" for a, b in zip(x, above, strict=True))
-        back = " ".join(f"{canvas.px(a):.1f},{canvas.py(b):.1f}" for a, b in zip(x[::-1], below[::-1], strict=True))
-        canvas.add(
-            '<polygon points="{p}" fill="{c}"><title>{n}</title></polygon>', p=f"{forth} {back}", c=s.color, n=s.name
-        )
+        around = f"{canvas.points(x, above)} {canvas.points(x[::-1], below[::-1])}"
+        canvas.add("polygon", told=s.name, points=around, fill=s.color)
         below = above
     canvas.axes(percent=percent)
     return canvas.done(shown[::-1], _hover(x, shown[::-1], percent))
@@ -270,45 +241,35 @@ def lines(
 
 
 def _draw(canvas: _Canvas, x: np.ndarray, values: np.ndarray, s: Series, kind: str) -> None:
-    pieces: list[list[tuple[float, float]]] = [[]]
-    for a, b in zip(x.tolist(), values.tolist(), strict=True):
-        if math.isfinite(b) and math.isfinite(a):
-            pieces[-1].append((canvas.px(a), canvas.py(b)))
-        elif pieces[-1]:
-            pieces.append([])
-    few = sum(map(len, pieces)) <= 40 and kind != "raw"
-    dashed = Markup(' stroke-dasharray="{d}"').format(d=s.dash) if s.dash else Markup("")
-    for piece in pieces:
+    known = np.isfinite(x) & np.isfinite(values)
+    at = np.flatnonzero(known)
+    few = len(at) <= 40 and kind != "raw"
+    for piece in np.split(at, np.flatnonzero(np.diff(at) > 1) + 1):
         if len(piece) > 1:
-            points = " ".join(f"{a:.1f},{b:.1f}" for a, b in piece)
-            line = '<polyline class="{k}" points="{p}" fill="none" stroke="{c}"{d}/>'
-            canvas.add(line, k=kind, p=points, c=s.color, d=dashed)
-        for a, b in piece if few or len(piece) == 1 else ():
-            canvas.add('<circle cx="{x:.1f}" cy="{y:.1f}" r="2.5" fill="{c}"/>', x=a, y=b, c=s.color)
+            dashed: dict[str, Any] = {"stroke_dasharray": s.dash} if s.dash else {}
+            points = canvas.points(x[piece], values[piece])
+            canvas.add("polyline", class_=kind, points=points, fill="none", stroke=s.color, **dashed)
+        for i in piece.tolist() if few or len(piece) == 1 else ():
+            canvas.add("circle", cx=canvas.px(x[i]), cy=canvas.py(values[i]), r=2.5, fill=s.color)
 
 
-def spark(values: Sequence[float]) -> Markup:
-    """A curve without axes, as high as a line of text; empty of fewer than two values."""
-    if len(values) < 2:
-        return Markup("")
+def spark(values: Sequence[float]) -> str:
+    """Points of a curve without axes, 80 wide and 16 high."""
     y = np.asarray(values, dtype=np.float64)
     heights = 15 - 14 * (y - y.min()) / ((y.max() - y.min()) or 1.0)
-    points = " ".join(f"{x:.1f},{h:.1f}" for x, h in zip(np.linspace(1, 79, len(y)), heights, strict=True))
-    line = '<svg class="spark" viewBox="0 0 80 16" aria-hidden="true"><polyline points="{p}" fill="none" stroke="{c}"/></svg>'
-    return Markup(line).format(p=points, c="var(--c1)")
+    return " ".join(f"{x:.1f},{h:.1f}" for x, h in zip(np.linspace(1, 79, len(y)), heights, strict=True))
 
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tuple[str, str], color: str) -> Markup:
     """Upright bars with their numbers above."""
     top = max([float(v) for v in values], default=0.0) or 1.0
     canvas = _Canvas(title, (0.0, float(max(1, len(names)))), (0.0, top * 1.08), labels)
-    canvas.axes([(i + 0.5, name) for i, name in enumerate(names)], whole=True)
+    canvas.axes([(i + 0.5, name) for i, name in enumerate(names)])
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         left, right, y = canvas.px(i + 0.1), canvas.px(i + 0.9), canvas.py(float(value))
-        bar = f'<rect {_PLACE} fill="{{c}}"><title>{{n}}: {{v:,.0f}}</title></rect>'
-        canvas.add(bar, x=left, y=y, w=right - left, h=HEIGHT - _BOTTOM - y, c=color, n=name, v=value)
-        number = '<text x="{x:.1f}" y="{y:.1f}" text-anchor="middle" class="value">{v}</text>'
-        canvas.add(number, x=(left + right) / 2, y=y - 4, v=short(float(value)))
+        place: dict[str, Any] = {"x": left, "y": y, "width": right - left, "height": HEIGHT - _BOTTOM - y}
+        canvas.add("rect", told=f"{name}: {value:,.0f}", **place, fill=color)
+        canvas.add("text", short(float(value)), x=(left + right) / 2, y=y - 4, text_anchor="middle", class_="value")
     return canvas.done()
 
 
@@ -324,33 +285,28 @@ def heatmap(
         labels: of the axes.
     """
     canvas = _Canvas(title, (0.0, float(max(1, len(columns)))), (0.0, float(max(1, len(rows)))), labels)
-    most = float(np.nanmax(share)) if share.size and np.isfinite(share).any() else 1.0
-    wide, high = canvas.px(1) - canvas.px(0) - 1, canvas.py(0) - canvas.py(1) - 1
-    cell = f'<rect {_PLACE} fill="var(--c1)" fill-opacity="{{o:.3f}}"><title>{{t}}</title></rect>'
+    most = float(np.nanmax(share)) if np.isfinite(share).any() else 1.0
+    size = {"width": canvas.px(1) - canvas.px(0) - 1, "height": canvas.py(0) - canvas.py(1) - 1}
     for (r, row), (c, column) in itertools.product(enumerate(rows), enumerate(columns)):
         if math.isfinite(share[r, c]):
-            x, y, shade = canvas.px(c) + 0.5, canvas.py(r + 1) + 0.5, 0.04 + 0.96 * share[r, c] / (most or 1.0)
-            canvas.add(cell, x=x, y=y, w=wide, h=high, o=shade, t=f"{column}, {row}: {share[r, c]:.1%}")
+            place: dict[str, Any] = {"x": canvas.px(c) + 0.5, "y": canvas.py(r + 1) + 0.5, **size}
+            shade = f"{0.04 + 0.96 * share[r, c] / (most or 1.0):.3f}"
+            told = f"{column}, {row}: {share[r, c]:.1%}"
+            canvas.add("rect", told=told, **place, fill="var(--c1)", fill_opacity=shade)
     for r, row in enumerate(rows):
         canvas.beside(r + 0.5, row)
     for c, column in enumerate(columns):
         canvas.below(c + 0.5, column)
-    canvas.named()
     return canvas.done()
 
 
 def reliability(title: str, predicted: np.ndarray, observed: np.ndarray, weight: np.ndarray) -> Markup:
-    """Predicted against observed, the diagonal, and dots as large as their weight."""
+    """Predicted against observed, the diagonal, and dots as large as their weight, all above 0."""
     canvas = _Canvas(title, (0.0, 1.0), (0.0, 1.0), ("predicted pass rate", "observed pass rate"))
     canvas.axes()
-    ends = {"a": canvas.px(0), "b": canvas.py(0), "c": canvas.px(1), "d": canvas.py(1)}
-    canvas.add('<line class="diagonal" x1="{a}" y1="{b}" x2="{c}" y2="{d}"/>', **ends)
-    most = float(weight.max(initial=0.0)) or 1.0
-    dot = (
-        '<circle cx="{x:.1f}" cy="{y:.1f}" r="{r:.1f}" fill="var(--c1)" fill-opacity="0.75"><title>{t}</title></circle>'
-    )
+    canvas.add("line", class_="diagonal", x1=canvas.px(0), y1=canvas.py(0), x2=canvas.px(1), y2=canvas.py(1))
     for p, o, w in zip(predicted.tolist(), observed.tolist(), weight.tolist(), strict=True):
-        if w > 0:
-            told = f"predicted {p:.2f}, observed {o:.2f}, {w:,.0f} groups"
-            canvas.add(dot, x=canvas.px(p), y=canvas.py(o), r=3 + 9 * math.sqrt(w / most), t=told)
+        place: dict[str, Any] = {"cx": canvas.px(p), "cy": canvas.py(o), "r": 3 + 9 * math.sqrt(w / weight.max())}
+        told = f"predicted {p:.2f}, observed {o:.2f}, {w:,.0f} groups"
+        canvas.add("circle", told=told, **place, fill="var(--c1)", fill_opacity="0.75")
     return canvas.done()

@@ -1,124 +1,47 @@
-"""The report as one HTML file that needs no network; its style and its script are allowed by their hashes, nothing else is."""
+"""The report as one HTML file."""
 
 from __future__ import annotations
 
-import base64
 import datetime
-import functools
-import hashlib
 import shlex
-from dataclasses import dataclass
-from importlib.resources import files
 from typing import Any
 
-import jinja2
-from markupsafe import Markup
-
-from verl_adaptive import __version__
-from verl_adaptive.ledger import Ledger
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import Forecast, History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
+from verl_adaptive.report.templates import Live, fill
 from verl_adaptive.stats.run import VALIDATE
-from verl_adaptive.text import cell, clean, counted, number, share, span, step_range
+from verl_adaptive.text import clean, counted, number, share, span, step_range
 
 #: Sources in the table.
 _SOURCES = 100
-
-
-@dataclass(frozen=True)
-class Live:
-    """What a served page knows of its server.
-
-    Attributes:
-        watch: where the script asks for news.
-        version: what the page shows.
-        every: seconds between two questions.
-    """
-
-    watch: str
-    version: str
-    every: int
-
-
-@functools.cache
-def _asset(name: str) -> str:
-    return files("verl_adaptive.report").joinpath(name).read_text(encoding="utf-8")
-
-
-def policy_of(live: bool) -> str:
-    """The Content-Security-Policy: nothing but the page's own style and script; a served page may ask its server."""
-
-    def digest(name: str) -> str:
-        return "'sha256-" + base64.b64encode(hashlib.sha256(_asset(name).encode()).digest()).decode() + "'"
-
-    parts = ["default-src 'none'", f"style-src {digest('report.css')}", f"script-src {digest('report.js')}"]
-    if live:
-        parts.append("connect-src 'self'")
-    return "; ".join([*parts, "base-uri 'none'", "form-action 'none'"])
-
-
-@functools.cache
-def environment() -> jinja2.Environment:
-    """Templates of this package: everything escaped, nothing undefined; each is compiled once."""
-    made = jinja2.Environment(
-        loader=jinja2.FunctionLoader(_asset),
-        autoescape=True,
-        undefined=jinja2.StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    made.filters |= {"number": number, "share": share, "cell": cell, "safe_text": _safe_text, "plain": _plain}
-    made.globals |= {
-        "style": Markup(_asset("report.css")),
-        "script": Markup(_asset("report.js")),
-        "spark": figures.spark,
-    }
-    return made
 
 
 def render(collected: Collected, *, live: Live | None = None) -> str:
     """The page, under the run's name; ``live`` is for one that a server shows and refreshes."""
     facts, history = collected.facts, collected.history
     end = None if history is None else forecast(history, facts)
-    return (
-        environment()
-        .get_template("report.html.j2")
-        .render(
-            title=clean(facts.get("run") or facts["store"]),
-            policy=policy_of(live is not None),
-            live=live,
-            facts=facts,
-            subtitle=_subtitle(facts, history),
-            cards=_cards(facts, history, end),
-            learning=learning(collected),
-            validate=VALIDATE,
-            validated=history is not None and bool(headline(history.validations)),
-            against=clean(", ".join(name for name, _ in collected.against)) or None,
-            findings=collected.findings,
-            alarms=[] if history is None else history.hearing.raised[::-1],
-            forecast=None if end is None else _forecast_rows(end),
-            going_on=end is not None and end.left > 0,
-            pictures=pictures(collected),
-            uniform=None if history is None else history.uniform,
-            ledger=_ledger_rows(facts),
-            sources=_sources(facts, history),
-            source_count=len(facts["by_source"]),
-            dead=sum(s["rollouts"] for s in facts["by_source"].values() if not s["successes"]),
-            any_cut=history is not None and bool(history.sums["clipped"].any()),
-            any_retired=bool(facts["retired"]),
-            single=facts["single"],
-            then_and_now=collected.then_and_now.tolist(),
-            classes=("hard (< 0.25)", "middle", "easy (> 0.75)"),
-            lists=[(each, _commands(facts, each.where, each.keep)) for each in collected.lists],
-            conflicts=collected.conflicts,
-            notes=collected.notes,
-            stats=lambda where: _stats_command(facts, where),
-            version=__version__,
-            made=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
-        )
+    return fill(
+        "report.html.j2",
+        title=clean(facts.get("run") or facts["store"]),
+        live=live,
+        facts=facts,
+        history=history,
+        made=collected,
+        subtitle=_subtitle(facts, history),
+        cards=_cards(facts, history, end),
+        learning=learning(collected),
+        validate=VALIDATE,
+        validated=history is not None and bool(headline(history.validations)),
+        end=end,
+        short=figures.short,
+        pictures=pictures(collected),
+        sources=_sources(facts, history),
+        lists=[(each, _commands(facts, each.where, each.keep)) for each in collected.lists],
+        stats=lambda where: _stats_command(facts, where),
+        now=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC"),
     )
 
 
@@ -159,17 +82,6 @@ def _subtitle(facts: dict[str, Any], history: History | None) -> str:
     return clean(" · ".join(str(word) for word in words if word))
 
 
-def _safe_text(value: object, limit: int = 600) -> str:
-    """Somebody's text: escapes for what a browser would obey (bidirectional overrides), line breaks kept."""
-    lines = str(value)[: 8 * limit].replace("\r\n", "\n").split("\n")
-    return "\n".join(clean(line) for line in lines)[:limit]
-
-
-def _plain(value: Any) -> str:
-    """A value to sort by."""
-    return "" if value is None or value != value else str(value)
-
-
 def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None) -> list[tuple[str, str, str]]:
     """Number, what it is, and a remark."""
     ledger = facts.get("ledger")
@@ -191,7 +103,7 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
         finished = not end.left
         out.append(
             (
-                "done" if finished else span(end.hours_left) if end.hours_left == end.hours_left else "-",
+                "done" if finished else span(end.hours_left),
                 "" if finished else "to go",
                 f"{'' if finished else 'of '}{counted(end.steps, 'step')}, {figures.short(end.rollouts)} rollouts",
             )
@@ -208,32 +120,6 @@ def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None)
 def _large(value: int) -> str:
     """A number that fits a card: there is room for six digits."""
     return number(value) if value < 1_000_000 else figures.short(value)
-
-
-def _forecast_rows(end: Forecast) -> list[tuple[str, str]]:
-    why = "the planned steps" if end.by == "steps" else "adaptive.total_rollouts"
-    left = f"{number(round(end.left))} to go, " if end.left else ""
-    hours_left = f", {span(end.hours_left)} to go" if end.left else ""
-    return [
-        ("steps", f"{number(round(end.steps))} ({left}set by {why})"),
-        ("rollouts", figures.short(end.rollouts)),
-        ("time", "-" if end.hours != end.hours else f"{span(end.hours)}{hours_left}"),
-        ("rollouts per step, recently", number(round(end.per_step))),
-        ("seconds per step, recently", "-" if end.pace != end.pace else f"{round(end.pace, 1):g}"),
-    ]
-
-
-def _ledger_rows(facts: dict[str, Any]) -> list[tuple[str, int, int]]:
-    """Destination, rollouts, tokens."""
-    ledger: Ledger | None = facts.get("ledger")
-    if ledger is None:
-        return []
-    rollouts, tokens = ledger.rollouts, ledger.tokens
-    rows = [("generated", rollouts.generated, tokens.generated), ("trained", rollouts.trained, tokens.trained)]
-    rows += [(f"dropped: {name}", n, tokens.dropped.get(name, 0)) for name, n in rollouts.dropped.items()]
-    if rollouts.held:
-        rows.append(("held for a later step", rollouts.held, tokens.held))
-    return rows
 
 
 def _sources(

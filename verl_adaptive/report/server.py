@@ -28,11 +28,11 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from verl_adaptive import __version__
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.accounts import ledgers_of, plan_of
+from verl_adaptive.report.figures import spark
 from verl_adaptive.report.learning_curve import headline
-from verl_adaptive.report.page import Live, environment, policy_of
+from verl_adaptive.report.templates import Live, fill, policy_of
 from verl_adaptive.stats import Run, find_runs
 from verl_adaptive.text import clean
 
@@ -258,15 +258,8 @@ def application(site: Site, names: tuple[str, ...] = (), token: str = "") -> ASG
 
     async def index(request: Request) -> Response:
         rows, trouble, version = await run_in_threadpool(_index, site)
-        page = environment().get_template("index.html.j2")
-        text = page.render(
-            policy=policy_of(True),
-            live=Live("/version", version, EVERY),
-            rows=rows,
-            trouble=[clean(t) for t in trouble],
-            where=clean(site.source),
-            version=__version__,
-        )
+        live = Live("/version", version, EVERY)
+        text = fill("index.html.j2", live=live, rows=rows, trouble=trouble, where=site.source, spark=spark)
         return HTMLResponse(_sendable(text))
 
     async def index_version(request: Request) -> Response:
