@@ -32,15 +32,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="a role, a part or a preset: sampler, greso, pilot_commit (default: everything)",
     )
     add_json_option(parser)
-    parser.add_argument(
-        "--markdown", action="store_true", help="print the reference of all options: --markdown > docs/options.md"
-    )
 
 
 def run(args: argparse.Namespace) -> int:
-    if args.markdown and (args.name is not None or args.json):
-        other = "--json" if args.name is None else args.name
-        raise UsageError(f"--markdown prints the reference of all options; leave {other} out")
     found = describe()
     everything = [*PARTS, *found["presets"], *(name for role in PARTS for name in found[role])]
     name = args.name
@@ -54,8 +48,6 @@ def run(args: argparse.Namespace) -> int:
         found = {section: items for section, items in found.items() if items}
     if args.json:
         print_json(found)
-    elif args.markdown:
-        print(_markdown(found), end="")
     else:
         _print(found, options=name is not None)
     return 0
@@ -77,7 +69,7 @@ def describe() -> dict[str, dict[str, Any]]:
                 out[role][name] = {
                     "about": _first_sentence(part),
                     "from": f"{part.__module__}.{part.__qualname__}",
-                    "options": _options(part.Config),
+                    "options": options_of_config(part.Config),
                 }
             except Exception as error:
                 out[role][name] = {"about": f"cannot be loaded: {error}", "from": None, "options": {}}
@@ -134,7 +126,7 @@ def _first_sentence(part: type) -> str:
     return _plain_words(_sentence(" ".join(inspect.cleandoc(own).split("\n\n")[0].split())))
 
 
-def _options(config: Any) -> dict[str, dict[str, Any]]:
+def options_of_config(config: Any) -> dict[str, dict[str, Any]]:
     """Options with their defaults and what the docstring says of each."""
     return dict(_walk(config(), ""))
 
@@ -210,7 +202,7 @@ def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
         for name, item in items.items() if options else ():
             if item["options"]:
                 lines = [
-                    (f"adaptive.{section}.{key}", _shown(option["default"]), option["about"])
+                    (f"adaptive.{section}.{key}", shown(option["default"]), option["about"])
                     for key, option in item["options"].items()
                 ]
                 kind = "value" if "of" in item else "default"
@@ -221,38 +213,6 @@ def _print(found: dict[str, dict[str, Any]], options: bool) -> None:
                 out.print(f"{name} has no options.\n")
 
 
-def _markdown(found: dict[str, dict[str, Any]]) -> str:
-    """``docs/options.md``."""
-    from verl_adaptive.config import AdaptiveConfig
-
-    shared = {name: value for name, value in _options(AdaptiveConfig).items() if name not in (*PARTS, "name")}
-    lines = [
-        "# Options",
-        "",
-        "Written by `verl-adaptive parts --markdown > docs/options.md`; do not edit. Values in Hydra's syntax; an unknown "
-        "key or a value out of range is an error before anything starts.",
-        "",
-        "## Every preset",
-        "",
-        *_markdown_table("adaptive", shared),
-    ]
-    for role in PARTS:
-        for name, item in found[role].items():
-            lines += ["", f"## adaptive/{role}={name}", "", item["about"].replace("``", "`"), ""]
-            kind = "value" if "of" in item else "default"
-            if "of" in item:
-                lines += [f"`adaptive/{role}={item['of']}`, with these values:", ""]
-            lines += _markdown_table(f"adaptive.{role}", item["options"], kind) if item["options"] else ["No options."]
-    return "\n".join(lines) + "\n"
-
-
-def _markdown_table(prefix: str, options: dict[str, dict[str, Any]], kind: str = "default") -> list[str]:
-    rows = [
-        f"| `{prefix}.{name}` | `{_shown(o['default'])}` | {o['values']} | {o['about'].replace('|', chr(92) + '|')} |"
-        for name, o in options.items()
-    ]
-    return [f"| option | {kind} | values | |", "|---|---|---|---|", *rows]
-
-
-def _shown(value: Any) -> str:
+def shown(value: Any) -> str:
+    """A value in Hydra's syntax."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
