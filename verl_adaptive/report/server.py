@@ -23,10 +23,11 @@ from urllib.parse import parse_qs, quote
 from starlette.applications import Starlette
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
+from starlette.middleware.base import BaseHTTPMiddleware, RequestResponseEndpoint
 from starlette.requests import Request
 from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response
 from starlette.routing import Route
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import ASGIApp
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.report.accounts import ledgers_of, plan_of
@@ -42,7 +43,7 @@ EVERY = 10
 _KEPT = 16
 
 
-class AccessGuard:
+class AccessGuard(BaseHTTPMiddleware):
     """Refuses strangers, other names and other methods, and gives every answer its security headers.
 
     Args:
@@ -52,45 +53,35 @@ class AccessGuard:
     """
 
     def __init__(self, app: ASGIApp, names: tuple[str, ...] = (), token: str = "") -> None:
+        super().__init__(app)
         # What a browser keeps is not the token: cookies have letters that they cannot hold, and go to every port of a host.
         self._token, self._kept = token, hashlib.sha256(token.encode()).hexdigest()
-        self.app, self.names = app, frozenset(name.lower() for name in (*names, "localhost"))
-        self._headers = [
-            (b"content-security-policy", f"{policy_of(True)}; frame-ancestors 'none'".encode()),
-            (b"x-content-type-options", b"nosniff"),
-            (b"referrer-policy", b"no-referrer"),
-            (b"cross-origin-resource-policy", b"same-origin"),
-            (b"cross-origin-opener-policy", b"same-origin"),
-            (b"cache-control", b"no-store"),
-        ]
+        self.names = frozenset(name.lower() for name in (*names, "localhost"))
+        self._headers = {
+            "content-security-policy": f"{policy_of(True)}; frame-ancestors 'none'",
+            "x-content-type-options": "nosniff",
+            "referrer-policy": "no-referrer",
+            "cross-origin-resource-policy": "same-origin",
+            "cross-origin-opener-policy": "same-origin",
+            "cache-control": "no-store",
+        }
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
-            return
-        if scope["type"] != "http":
-            return
+    async def dispatch(self, request: Request, call_next: RequestResponseEndpoint) -> Response:
+        answer = self._refusal(request) or await call_next(request)
+        answer.headers.update(self._headers)
+        return answer
 
-        async def dressed(message: Message) -> None:
-            if message["type"] == "http.response.start":
-                message = {**message, "headers": [*message.get("headers", []), *self._headers]}
-            await send(message)
-
-        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+    def _refusal(self, request: Request) -> Response | None:
+        """What is answered in place of the application; for those who bring the token in the address, a cookie and the way."""
+        hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self.allows(hosts[0]):
-            answer: ASGIApp = PlainTextResponse("this name is not answered here; see serve --name\n", 403)
-        elif scope["method"] not in ("GET", "HEAD"):
-            answer = PlainTextResponse("read-only\n", 405, {"allow": "GET, HEAD"})
-        else:
-            answer = self._admit(Request(scope), hosts[0])
-        await answer(scope, receive, dressed)
-
-    def _admit(self, request: Request, host: str) -> ASGIApp:
-        """The application for those who have the token; for those who bring it in the address, a cookie and the way there."""
+            return PlainTextResponse("this name is not answered here; see serve --name\n", 403)
+        if request.method not in ("GET", "HEAD"):
+            return PlainTextResponse("read-only\n", 405, {"allow": "GET, HEAD"})
         if not self._token:
-            return self.app
+            return None
         # Cookies know no ports: under one name the second of two servers would shut the first one's readers out.
-        port = host.rpartition(":")[2]
+        port = hosts[0].rpartition(":")[2]
         name = f"verl-adaptive-{port if port.isdecimal() else 80}"
         address = parse_qs(request.scope["query_string"].decode("latin-1")).get("token", [""])[0]
         if _same(address, self._token):
@@ -100,7 +91,7 @@ class AccessGuard:
             return answer
         bearer = request.headers.get("authorization", "").removeprefix("Bearer ")
         if _same(bearer, self._token) or _same(request.cookies.get(name, ""), self._kept):
-            return self.app
+            return None
         why = "open the address that verl-adaptive serve has printed: it ends with ?token=…\n"
         return PlainTextResponse(why, 401, {"www-authenticate": "Bearer"})
 
