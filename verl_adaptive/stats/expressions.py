@@ -14,13 +14,16 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from functools import reduce
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_adaptive.errors import UsageError, nearest
+
+if TYPE_CHECKING:
+    from verl_adaptive.stats.prompts import Prompts
 
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
@@ -43,16 +46,6 @@ _ARITHMETIC: dict[type, Callable[[Any, Any], Any]] = {
 }
 _UNKNOWN = pa.scalar(None, pa.float64())
 _CONDITION, _NUMBER, _TEXT = "a condition", "a number", "text"
-
-
-class Columns(Protocol):
-    """What conditions are about (:class:`verl_adaptive.stats.prompts.Prompts`)."""
-
-    def __len__(self) -> int: ...
-
-    def names(self) -> list[str]: ...
-
-    def column(self, name: str) -> pa.Array: ...
 
 
 class ExpressionError(UsageError):
@@ -78,23 +71,27 @@ class Expression:
 
     def __init__(self, text: str) -> None:
         self.text = text
-        columns = _NoRows()
+        asked: set[str] = set()
+
+        def no_rows(name: str) -> pa.Array:
+            asked.add(name)
+            return pa.array([], pa.string() if name in _TEXTS else pa.float64())
+
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("error")
                 self._tree = ast.parse(text.strip(), mode="eval").body
-            _Evaluation(text, columns.column).need(
-                _CONDITION, self._tree
-            )  # what is wrong with it shows without any rows, too
+            # what is wrong with it shows without any rows, too
+            _Evaluation(text, no_rows).need(_CONDITION, self._tree)
         except (SyntaxError, ValueError, OverflowError, RecursionError, MemoryError, Warning) as error:
             reason = getattr(error, "msg", None) or str(error) or type(error).__name__
             hint = (
                 "; write == for equality" if "=" in text.replace("==", "").replace("<=", "").replace(">=", "") else ""
             )
             raise ExpressionError(f"cannot read the condition {text!r}: {reason}{hint}") from None
-        self.names = sorted(columns.asked)
+        self.names = sorted(asked)
 
-    def select(self, prompts: Columns) -> np.ndarray:
+    def select(self, prompts: Prompts) -> np.ndarray:
         """bool ``(n,)``: the prompts that satisfy the condition.
 
         Raises:
@@ -113,17 +110,6 @@ def check_columns(names: Iterable[str], known: Collection[str]) -> None:
         if name not in known:
             hint = nearest(name, known, "")
             raise ExpressionError(f"no column {name!r}; {hint}{' ' * bool(hint)}there are {', '.join(known)}")
-
-
-class _NoRows:
-    """Columns of any name, without rows."""
-
-    def __init__(self) -> None:
-        self.asked: set[str] = set()
-
-    def column(self, name: str) -> pa.Array:
-        self.asked.add(name)
-        return pa.array([], pa.string() if name in _TEXTS else pa.float64())
 
 
 def _dotted(node: ast.AST) -> str | None:
