@@ -40,6 +40,17 @@ def number(value: float | None) -> str:
     return f"{value:,.3g}" if abs(value) < 100 else f"{value:,.1f}"
 
 
+def short(value: float, digits: int = 3) -> str:
+    """A number in few characters: 1.2k, 3M, 0.25."""
+    if not math.isfinite(value):
+        return "-"
+    value = float(f"{value:.{digits}g}")  # 999,999 is 1M
+    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= limit:
+            return f"{value / limit:.{digits}g}{unit}"
+    return f"{value:.{digits}g}"
+
+
 def cell(value: Any, column: str = "", limit: int | None = None) -> str:
     """A value of a column of prompts for people: rates and means with three decimals, ``-`` for nothing, text made safe."""
     if isinstance(value, str):

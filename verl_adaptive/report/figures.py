@@ -16,7 +16,7 @@ import numpy as np
 from markupsafe import Markup
 
 from verl_adaptive.report.templates import fill
-from verl_adaptive.text import clean
+from verl_adaptive.text import clean, short
 
 WIDTH, HEIGHT = 560, 260
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62, 14, 14, 44
@@ -48,17 +48,6 @@ class Series:
 
     def __post_init__(self) -> None:
         self.name, self.key = clean(self.name, 80), None if self.key is None else clean(self.key, 80)
-
-
-def short(value: float, digits: int = 3) -> str:
-    """A number for an axis: 1.2k, 3M, 0.25."""
-    if not math.isfinite(value):
-        return "-"
-    value = float(f"{value:.{digits}g}")  # 999,999 is 1M
-    for limit, unit in ((1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= limit:
-            return f"{value / limit:.{digits}g}{unit}"
-    return f"{value:.{digits}g}"
 
 
 def _said(ticks: Sequence[float], percent: bool = False) -> list[str]:

@@ -6,14 +6,13 @@ import datetime
 import shlex
 from typing import Any
 
-from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
-from verl_adaptive.report.course import Forecast, History, forecast
+from verl_adaptive.report.course import History, forecast
 from verl_adaptive.report.learning_curve import headline
 from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.report.templates import Live, fill
 from verl_adaptive.stats.run import VALIDATE
-from verl_adaptive.text import clean, counted, number, share, span, step_range
+from verl_adaptive.text import clean
 
 #: Sources in the table.
 _SOURCES = 100
@@ -30,13 +29,10 @@ def render(collected: Collected, *, live: Live | None = None) -> str:
         facts=facts,
         history=history,
         made=collected,
-        subtitle=_subtitle(facts, history),
-        cards=_cards(facts, history, end),
         learning=learning(collected),
         validate=VALIDATE,
-        validated=history is not None and bool(headline(history.validations)),
+        validated=next(iter(headline([] if history is None else history.validations)[-1:]), None),
         end=end,
-        short=figures.short,
         pictures=pictures(collected),
         sources=_sources(facts, history),
         lists=[(each, _commands(facts, each.where, each.keep)) for each in collected.lists],
@@ -67,59 +63,6 @@ def _commands(facts: dict[str, Any], where: str, keep: str) -> list[tuple[str, s
 def _command(facts: dict[str, Any], name: str, *words: str, where: str) -> str:
     """A command about the page's store, which reads it as the page did."""
     return clean(shlex.join(["verl-adaptive", name, facts["argument"], *words, *facts["identity"], "--where", where]))
-
-
-def _subtitle(facts: dict[str, Any], history: History | None) -> str:
-    words = [facts.get("preset") or facts.get("policy"), f"{facts['kind']} {facts['store']}"]
-    if facts.get("steps"):
-        words.append(step_range(facts["first_step"], facts["last_step"]))
-    elif facts.get("step") is not None:
-        words.append(f"step {facts['step']}")
-    if history is not None and history.hours[-1]:
-        words.append(span(float(history.hours[-1])))
-    if facts.get("attempts", 1) > 1:
-        words.append(f"{facts['attempts']} attempts")
-    return clean(" · ".join(str(word) for word in words if word))
-
-
-def _cards(facts: dict[str, Any], history: History | None, end: Forecast | None) -> list[tuple[str, str, str]]:
-    """Number, what it is, and a remark."""
-    ledger = facts.get("ledger")
-    out = []
-    for curve in headline(history.validations if history is not None else [])[-1:]:
-        assert history is not None
-        best = int(curve.values.argmax())
-        step = history.validations[curve.at[best]]["step"]
-        remark = f"{curve.metric}, {curve.name}; best {curve.values[best]:.3f} at step {number(step)}"
-        out.append((f"{curve.values[-1]:.3f}", "validation", clean(remark)))
-    if ledger:
-        generated = ledger.rollouts.generated
-        trained = f"{share(ledger.rollouts.trained, generated)} of them trained"
-        out.append((figures.short(generated), "rollouts generated", f"{counted(facts['steps'], 'step')}, {trained}"))
-    if history is not None and "saved" in history.uniform:
-        more = round(-history.uniform["saved"], 2) + 0.0  # never -0
-        out.append((f"{more:+.0%}", "rollouts against uniform", "estimate, see below"))
-    if end is not None:
-        finished = not end.left
-        out.append(
-            (
-                "done" if finished else span(end.hours_left),
-                "" if finished else "to go",
-                f"{'' if finished else 'of '}{counted(end.steps, 'step')}, {figures.short(end.rollouts)} rollouts",
-            )
-        )
-    rate = facts["pass_rate"]
-    out.append(("-" if rate is None else f"{rate:.3f}", "pass rate", "all rollouts judged"))
-    out.append((_large(facts["visited"]), "prompts visited", f"of {number(facts['prompts'])} known to this store"))
-    out.append((_large(facts["never_solved"]), "never solved", f"in {facts['tries']} rollouts or more"))
-    if facts["retired"]:
-        out.append((_large(facts["retired"]), "retired", f"snapshot of step {facts['retired_at_step']}"))
-    return out
-
-
-def _large(value: int) -> str:
-    """A number that fits a card: there is room for six digits."""
-    return number(value) if value < 1_000_000 else figures.short(value)
 
 
 def _sources(

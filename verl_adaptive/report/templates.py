@@ -14,7 +14,7 @@ import jinja2
 from markupsafe import Markup
 
 from verl_adaptive import __version__
-from verl_adaptive.text import cell, clean, number, share, span
+from verl_adaptive.text import cell, clean, counted, number, share, short, span, step_range
 
 
 @dataclass(frozen=True)
@@ -59,7 +59,13 @@ def _environment() -> jinja2.Environment:
         lstrip_blocks=True,
     )
     made.filters |= {"number": number, "share": share, "span": span, "cell": cell, "plain": _plain}
-    made.filters |= {"clean": clean, "safe_text": _safe_text}
+    made.filters |= {
+        "clean": clean,
+        "safe_text": _safe_text,
+        "short": short,
+        "counted": counted,
+        "step_range": step_range,
+    }
     made.globals |= {
         "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")),
