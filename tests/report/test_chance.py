@@ -32,7 +32,7 @@ def visited(rates: np.ndarray, n: int, seed: int) -> Prompts:
         right = (rng.random((rates.shape[1], n)) < rate[:, None]).astype(float)
         table.observe(Groups.from_lists(rows, right.tolist(), success=right.tolist()), step, tolerance=1e-6)
         flips.add(rows, right.mean(axis=1), np.full(len(rows), n), len(rows))
-    return Prompts(table, {"flips": flips.count, "flipping": flips.flipping()})
+    return Prompts(table, {"flips": flips.count, "flipping": flips.flipping(table)})
 
 
 def frozen(visits: int, seed: int) -> np.ndarray:

@@ -14,7 +14,7 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.judge import GROUPS, KINDS, Judge, fallen, hear, source_label
+from verl_adaptive.report.judge import GROUPS, KINDS, Judge, fallen, hear, source_labels
 from verl_adaptive.report.learning_curve import Curve
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
 from verl_adaptive.stats.state import join_state, split_state
@@ -174,8 +174,8 @@ def test_the_largest_sources_have_metrics() -> None:
 
 
 def test_names_are_fit_for_a_metric() -> None:
-    assert [source_label(n) for n in ("openai/gsm8k", "", " /a/ ", "x\ny")] == ["openai/gsm8k", "unknown", "a", "x\\ny"]
-    assert len(source_label("x" * 500)) == 80
+    assert source_labels(["openai/gsm8k", "", " /a/ ", "x\ny"]) == ["openai/gsm8k", "unknown", "a", "x\\ny"]
+    assert len(*source_labels(["x" * 500])) == 80
 
 
 def test_sources_that_begin_alike_have_metrics_of_their_own() -> None:

@@ -18,8 +18,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.report.accounts import ledgers_of
-from verl_adaptive.report.course import hours_of
+from verl_adaptive.report.course import priced, spent
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.significance import difference
 from verl_adaptive.stats import Run
@@ -208,18 +207,6 @@ class Trials:
     missing: list[str]
 
 
-def spent(run: Run) -> dict[str, np.ndarray] | None:
-    """What a journal's steps had cost in all, by the names of :data:`COSTS` and ``step``; None if it does not say."""
-    steps = run.steps if run.has_course else None
-    ledgers = [] if steps is None else [ledgers_of(text)[1] for text in steps.column("ledger").to_pylist()]
-    known = [ledger for ledger in ledgers if ledger is not None]
-    if steps is None or not known or len(known) < len(ledgers):
-        return None
-    step, wall, attempt = (steps.column(name).to_numpy() for name in ("step", "wall_time", "attempt"))
-    paid = {unit: np.array([getattr(one, unit).generated for one in known], float) for unit in ("rollouts", "tokens")}
-    return {"step": step, **paid, "hours": hours_of(step, wall, attempt)[0]}
-
-
 def read(arms: Mapping[str, Sequence[Run]], cost: str = "rollouts") -> Trials:
     """The validations of every run, as verl measured them, by what they had cost.
 
@@ -295,15 +282,10 @@ def _nothing_common(runs: Sequence[Run], own: Mapping[str, set[str]]) -> str:
 def _measured(run: Run, validations: Sequence[dict[str, Any]], cost: str) -> tuple[Curve, dict[str, np.ndarray]]:
     """A run's curve of the headline metric, and what the run had spent at each of its points."""
     paid, found = spent(run), headline(validations)
-    if paid is None or not paid[cost].any():
+    if cost not in paid or not paid[cost].any():
         raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
-    measured = [validations[i] for i in found[-1].at.tolist()]
-    at = np.array([one["step"] for one in measured])
-    points = {name: np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) for name in COSTS} | {"step": at}
-    for place, one in enumerate(measured):
-        if one["generated"] is not None:
-            points["rollouts"][place] = one["generated"]
-    return found[-1], points
+    measured = priced([validations[i] for i in found[-1].at.tolist()], paid)
+    return found[-1], {name: np.array([one[name] for one in measured], float) for name in ("step", *COSTS)}
 
 
 def seeds_of(runs: Sequence[Run]) -> list[int] | None:

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.report.arms import spent
+from verl_adaptive.report.course import spent
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.chance import LISTED, fdr_score, two_rates
@@ -28,12 +28,12 @@ def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run
         The runs as they were then, and their overviews, with ``hours`` and whether they were ``cut``.
     """
     courses = [spent(run) for run in runs]
-    known = [course for course in courses if course is not None]
+    known = [course for course in courses if "rollouts" in course]
     limit = np.inf if whole or len(known) < len(runs) else min(float(course["rollouts"][-1]) for course in known)
     out, facts = [], []
     for run, course in zip(runs, courses, strict=True):
         hours, cut, then = None, False, run
-        if course is not None:
+        if "rollouts" in course:
             at = max(0, int(np.searchsorted(course["rollouts"], limit, side="right")) - 1)
             hours, cut = float(course["hours"][at]), at < len(course["step"]) - 1
             then = run.until(int(course["step"][at])) if cut else run

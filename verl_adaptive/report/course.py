@@ -46,20 +46,18 @@ class History:
         pace: seconds a step over the latest steps; nan if not known.
         classes: groups, ``(bins, CLASSES)``.
         sources: names, at most :data:`SOURCES` and the last one for the others where there are more.
-        of_source: data source → share of its answers that the length limit cut, and the step of its first success; None: not
-            known, or none yet.
+        first_solved: data source → the step of its first success; those that have none are left out.
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
             ``successes``, ``reward`` and ``tokens`` are of these, and so are ``known``, those whose length was compared with the
             limit, and ``clipped``.
         rollouts: destination → rollouts in each bin.
-        generated: rollouts up to each bin; nan where the journal does not say.
+        generated: rollouts up to each bin; nan if a step of the journal does not say.
         visits: groups by visit number and pass rate, ``(VISITS + 1, BINS)``; the last row is all later visits.
-        calibration: predicted sum, observed sum, groups with variance, groups; ``(10, 4)`` by predicted pass rate.
+        calibration: predicted sum, observed sum, groups; ``(10, 3)`` by predicted pass rate.
         scalars: name → mean in each bin.
         hearing: what the judge found.
         uniform: what uniform allocation would have cost, or why that is not said; empty of verl's rollouts.
-        validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, with ``hours``, and with ``generated``
-            from the steps where a validation does not say.
+        validations: as :meth:`verl_adaptive.stats.reader.JournalReader.validations`, :func:`priced`.
         plan: ``steps`` and ``rollouts`` planned, as far as the run said.
     """
 
@@ -71,26 +69,21 @@ class History:
         self.step = np.array([part[-1] for part in parts])
         home = np.searchsorted(self.step, numbers)
         self.steps = np.maximum(np.bincount(home, minlength=bins), 1)
-        hours, self.pace = hours_of(numbers, wall, attempt)
-        self.hours = hours[np.searchsorted(numbers, self.step)] if len(numbers) else np.zeros(1)
-        self.rollouts, self.generated, scalars = _of_steps(steps, home, bins)
+        paid, last = spent(run), np.searchsorted(numbers, self.step)
+        self.pace = hours_of(numbers, wall, attempt)[1]
+        self.hours = paid["hours"][last] if paid else np.zeros(bins)
+        self.generated = paid["rollouts"][last] if "rollouts" in paid else np.full(bins, np.nan)
+        self.rollouts, scalars = _of_steps(steps, home, bins)
         self.scalars = {name: values for name, values in scalars.items() if not name.startswith("adaptive/plan/")}
         self.plan = plan_of(steps.column("scalars")[-1].as_py()) if len(numbers) else {}
-        self.validations = run.validations()
-        known = np.isfinite(self.generated)
-        for one in self.validations:
-            one["hours"] = float(np.interp(one["step"], [0, *numbers], [0.0, *hours]))
-            if one["generated"] is None:
-                at, so_far = self.step[known], self.generated[known]
-                one["generated"] = float(np.interp(one["step"], [0, *at], [0.0, *so_far]))
+        self.validations = priced(run.validations(), paid)
         self.sources, self._source_of = _largest(run)
         self.classes = np.zeros((bins, len(CLASSES)), dtype=np.int64)
         self.sums = {name: np.zeros((bins, len(self.sources))) for name in SUMS}
         self._code = run.table.col("source").astype(np.int64)
-        self._cut = np.zeros((2, len(run.table.sources)))  # rollouts cut, and those whose length is known
         self._first = np.full(len(run.table.sources), _NEVER)
         self.visits = np.zeros((VISITS + 1, len(BINS)), dtype=np.int64)
-        self.calibration = np.zeros((10, 4))
+        self.calibration = np.zeros((10, 3))
         self.hearing = Hearing(run)
         self._seen, self._won, self._tried, self._mixed = np.zeros((4, len(run.table)))  # of each prompt so far
         self._sizes, self._all_sizes = Counter[int](), Counter[int]()  # of kept groups, of all
@@ -99,12 +92,8 @@ class History:
             self._add(window)
             self.hearing.add(window)
         self.hearing.end()
-        self.of_source = {
-            name: (cut / known if known else None, None if first == _NEVER else int(first))
-            for name, cut, known, first in zip(
-                run.table.sources, *self._cut.tolist(), self._first.tolist(), strict=True
-            )
-        }
+        solved = zip(run.table.sources, self._first.tolist(), strict=True)
+        self.first_solved = {name: first for name, first in solved if first < _NEVER}
         self.uniform = {} if run.kind == "rollouts" else self._uniform(run.gaps(), len(numbers))
 
     def rate(self, top: str, bottom: str, axis: bool = True) -> np.ndarray:
@@ -131,8 +120,8 @@ class History:
     def _sum(self, w: Window, home: np.ndarray) -> None:
         bins, sources = self.sums["groups"].shape
         cell = home * sources + self._source_of[w.row]
-        code, solved = self._code[w.row], w.usable & (w.rate > 0)
-        np.minimum.at(self._first, code[solved], w.step[solved])
+        solved = w.usable & (w.rate > 0)
+        np.minimum.at(self._first, self._code[w.row[solved]], w.step[solved])
         judged = w.usable.astype(np.float64)
         values = {
             "groups": np.ones(len(cell)),
@@ -144,8 +133,6 @@ class History:
             "clipped": judged * np.nan_to_num(w.clipped),
             "tokens": judged * w.tokens,
         }
-        for kind, name in enumerate(("clipped", "known")):
-            self._cut[kind] += np.bincount(code, values[name], minlength=self._cut.shape[1])
         for name, value in values.items():
             self.sums[name] += np.bincount(cell, value, minlength=bins * sources).reshape(bins, sources)
 
@@ -168,7 +155,7 @@ class History:
         known = tried > 0
         predicted = (won + 1) / (tried + 2)
         at = np.clip((predicted * 10).astype(np.int64), 0, 9)[known]
-        for column, values in enumerate((predicted, rate, ~flat, np.ones(len(row)))):
+        for column, values in enumerate((predicted, rate, np.ones(len(row)))):
             np.add.at(self.calibration[:, column], at, values[known].astype(np.float64))
         np.add.at(self._seen, row, 1)
         np.add.at(self._won, row, rate * n)
@@ -191,7 +178,7 @@ class History:
                 "why": f"the journal lacks {lost:,} step{'s' if lost > 1 else ''}, and what trained there is not known"
             }
         seen = self._seen > 0
-        if not self._sizes or not seen.any():
+        if not self._sizes:
             return {"why": "no group has trained yet"}
         if steps < SETTLED:  # few prompts have shown their variance, and no step knew the yield of those before
             return {"why": f"it takes {SETTLED} steps, and the run has {steps}"}
@@ -202,7 +189,7 @@ class History:
         if other > 0.05:
             return {"why": f"groups are of different sizes ({other:.0%} not of {n}), which cannot be compared fairly"}
         share = float((self._mixed[seen] / self._seen[seen]).mean())
-        if share <= 0 or not self._kept:
+        if not self._kept:
             return {"why": "no group was informative"}
         judged, needed = sum(size * count for size, count in self._all_sizes.items()), self._kept * n / share
         return {
@@ -261,17 +248,12 @@ def forecast(history: History, facts: dict[str, Any]) -> Forecast | None:
     """From the latest fifth of the run; None if the run never said what it plans, or has hardly begun."""
     done, generated = facts.get("last_step"), history.generated
     plan = history.plan
-    if not plan or done is None or not np.isfinite(generated[-1]):
+    if not plan or done is None or not np.isfinite(generated).all():
         return None
-    bins = max(1, len(generated) // 5)
-    before = generated[-bins - 1] if len(generated) > bins else math.nan
-    if np.isfinite(before):
-        # the account has the steps that the journal lacks, too
-        per_step = float(generated[-1] - before) / float(history.step[-1] - history.step[-bins - 1])
-    else:
-        per_step = sum(float(amount[-bins:].sum()) for amount in history.rollouts.values()) / float(
-            history.steps[-bins:].sum()
-        )
+    # the account has the steps that the journal lacks, too
+    so_far, at = np.append(0.0, generated), np.append(0, history.step)
+    early = -max(1, len(generated) // 5) - 1
+    per_step = float(so_far[-1] - so_far[early]) / float(at[-1] - at[early])
     left, by = plan.get("steps", math.inf) - done, "steps"
     if "rollouts" in plan and per_step > 0:
         by_budget = math.ceil(max(0.0, plan["rollouts"] - float(generated[-1])) / per_step)
@@ -308,26 +290,48 @@ def _largest(run: Run) -> tuple[list[str], np.ndarray]:
     return names or ["(none)"], place[code]
 
 
-def _of_steps(
-    steps: Any, home: np.ndarray, bins: int
-) -> tuple[dict[str, np.ndarray], np.ndarray, dict[str, np.ndarray]]:
-    """Ledgers and scalars by bin: what became of rollouts, all that were generated so far, and means."""
+def spent(run: Run) -> dict[str, np.ndarray]:
+    """What a run's steps had cost in all: ``step``, ``hours`` and, if each of them says it, ``rollouts`` and ``tokens``; empty
+    of a run without steps."""
+    if not run.has_course or not run.steps.num_rows:
+        return {}
+    step, wall, attempt = (run.steps.column(name).to_numpy() for name in ("step", "wall_time", "attempt"))
+    paid = {"step": step, "hours": hours_of(step, wall, attempt)[0]}
+    ledgers = [ledgers_of(text)[1] for text in run.steps.column("ledger").to_pylist()]
+    known = [ledger for ledger in ledgers if ledger is not None]
+    if len(known) == len(ledgers):
+        paid |= {
+            unit: np.array([getattr(one, unit).generated for one in known], float) for unit in ("rollouts", "tokens")
+        }
+    return paid
+
+
+def priced(validations: list[dict[str, Any]], paid: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    """Validations with what had been :func:`spent` before each: ``rollouts`` as it says itself, ``tokens`` and ``hours``; nan:
+    not known."""
+    at = [one["step"] for one in validations]
+    for name in ("rollouts", "tokens", "hours"):
+        known = np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) if name in paid else np.full(len(at), np.nan)
+        for one, amount in zip(validations, known.tolist(), strict=True):
+            one[name] = one["generated"] if name == "rollouts" and one["generated"] is not None else amount
+    return validations
+
+
+def _of_steps(steps: Any, home: np.ndarray, bins: int) -> tuple[dict[str, np.ndarray], dict[str, np.ndarray]]:
+    """Ledgers and scalars by bin: what became of rollouts, and means."""
     rollouts: dict[str, np.ndarray] = {}
-    generated = np.full(bins, np.nan)
     sums: dict[str, np.ndarray] = {}
     counts: dict[str, np.ndarray] = {}
     for at, ledger_text, scalars_text in zip(
         home.tolist(), steps.column("ledger").to_pylist(), steps.column("scalars").to_pylist(), strict=True
     ):
-        (step, run), scalars = ledgers_of(ledger_text), scalars_of(scalars_text)
-        account = (step or Ledger()).rollouts
+        account = (ledgers_of(ledger_text)[0] or Ledger()).rollouts
         where = {"trained": account.trained} | {f"dropped: {reason}": n for reason, n in account.dropped.items()}
         for name, amount in where.items():
             rollouts.setdefault(name, np.zeros(bins))[at] += amount
-        generated[at] = np.nan if run is None else run.rollouts.generated
-        for name, value in scalars.items():
+        for name, value in scalars_of(scalars_text).items():
             sums.setdefault(name, np.zeros(bins))[at] += value
             counts.setdefault(name, np.zeros(bins))[at] += 1
     with np.errstate(invalid="ignore"):
         means = {name: sums[name] / counts[name] for name in sums}
-    return rollouts, generated, means
+    return rollouts, means

@@ -185,14 +185,9 @@ def _described(counts: np.ndarray) -> str:
     return f"({total / n:.3g} ± {np.sqrt(square / n - (total / n) ** 2):.2g})"
 
 
-def source_label(name: str) -> str:
-    """A data source's name as part of a metric's."""
-    return clean(name.strip().strip("/"), 80) or "unknown"
-
-
 def source_labels(names: Sequence[str]) -> list[str]:
     """The names of data sources as parts of metrics' names; those that would be alike end in a hash of the whole name."""
-    labels = [source_label(name) for name in names]
+    labels = [clean(name.strip().strip("/"), 80) or "unknown" for name in names]
     alike = Counter(labels)
     return [
         f"{label[:71]}~{hashlib.sha256(name.encode(errors='surrogatepass')).hexdigest()[:8]}"
@@ -473,6 +468,11 @@ class Judge:
         """Everything that is so at the latest step."""
         found = [self._found(kind, i) for kind in KINDS for i in np.flatnonzero(self._on[kind]).tolist()]
         return [*found, *self._wasted(), *([] if self.fell is None else [self.fell])]
+
+    def cut_shares(self) -> dict[str, float]:
+        """Data source → share of its answers that the length limit cut; of those whose lengths are known."""
+        known, cut = self._all[2:4].tolist()
+        return {name: c / k for name, k, c in zip(self.names, known, cut, strict=True) if k}
 
     def metrics(self) -> dict[str, float]:
         """The alarms that are on, and the latest step by data source."""

@@ -69,6 +69,6 @@ def _sources(
     facts: dict[str, Any], history: History | None
 ) -> list[tuple[str, dict[str, Any], float | None, int | None]]:
     """Name, totals, share of cut answers and step of the first success of the sources with the most rollouts."""
-    known = {} if history is None else history.of_source
+    cut, solved = ({}, {}) if history is None else (history.hearing.judge.cut_shares(), history.first_solved)
     found = sorted(facts["by_source"].items(), key=lambda item: (-item[1]["rollouts"], item[0]))[:_SOURCES]
-    return [(name or "(unknown)", totals, *known.get(name, (None, None))) for name, totals in found]
+    return [(name or "(unknown)", totals, cut.get(name), solved.get(name)) for name, totals in found]

@@ -24,11 +24,11 @@ _PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
 #: Groups that one smoothed point stands for: a share of so many is within a few per cent of itself.
 _ENOUGH = 1000
 
-#: Ways to count progress: id → label, axis, and its name in a course and in a validation.
+#: Ways to count progress: id → label, axis, and its names in a course and in a validation.
 VIEWS = {
-    "rollouts": ("by rollouts", "rollouts generated", "generated"),
-    "steps": ("by steps", "step", "step"),
-    "hours": ("by time", "hours of training", "hours"),
+    "rollouts": ("by rollouts", "rollouts generated", "generated", "rollouts"),
+    "steps": ("by steps", "step", "step", "step"),
+    "hours": ("by time", "hours of training", "hours", "hours"),
 }
 
 #: Scalars that belong into one picture; what is not here gets one of its own.
@@ -83,7 +83,7 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
         colors = {name: color for name, color in zip(history.sources, _PALETTE, strict=False) if name in names}
         free = itertools.cycle([color for color in _PALETTE if color not in colors.values()] or _PALETTE)
         for suffix, run, dash in runs:
-            at = np.array([one[VIEWS[view][2]] for one in run.validations], dtype=np.float64)
+            at = np.array([one[VIEWS[view][3]] for one in run.validations], dtype=np.float64)
             found = curves(run.validations).get(metric, [])
             # a mean over other sources beside ours would look like a difference between the runs
             found = [c for c in found if not c.parts or c.sources == mean]
@@ -145,9 +145,8 @@ def pictures(collected: Collected) -> dict[str, Any]:
         out |= {**_course(history), **_answers(history), **_calibration(history), "scalars": _scalars(history)}
     if facts["kind"] == "rollouts":  # all of them trained
         del out["fate"]
-    if facts["single"]:  # right or wrong, and never with variance: these would show two values and zeros
-        for name in ("visits", "variance"):
-            out.pop(name, None)
+    if facts["single"]:  # right or wrong: it would show two values
+        out.pop("visits", None)
     return out
 
 
@@ -215,22 +214,12 @@ def _answers(history: History) -> dict[str, Any]:
 
 
 def _calibration(history: History) -> dict[str, Any]:
-    count = history.calibration[:, 3]
-    if not count.any():
+    known = history.calibration[history.calibration[:, 2] > 0]
+    if not len(known):
         return {}
-    some = count > 0
-    mean = history.calibration[some] / count[some, None]
-    variance = np.full(10, np.nan)
-    variance[some] = mean[:, 2]
-    return {
-        "calibration": figures.reliability("Predicted against observed pass rate", mean[:, 0], mean[:, 1], count[some]),
-        "variance": figures.lines(
-            "Informative groups, by predicted pass rate",
-            np.arange(10) / 10 + 0.05,
-            [Series("share of informative groups", variance, "var(--c2)")],
-            ("predicted pass rate", "share"),
-        ),
-    }
+    predicted, observed, count = known.T
+    title = "Predicted against observed pass rate"
+    return {"calibration": figures.reliability(title, predicted / count, observed / count, count)}
 
 
 def _scalars(history: History) -> list[tuple[str, Any]]:

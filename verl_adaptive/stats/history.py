@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.stats.chance import fdr_score, swings
 from verl_adaptive.stats.visits import Visits, by_prompt
+
+if TYPE_CHECKING:
+    from verl_adaptive.stats.table import StatsTable
 
 
 @dataclass
@@ -50,18 +54,18 @@ class Flips:
     """Counts how often a prompt's pass rate went from one side of 1/2 to the other, between visits, and how far it jumped."""
 
     def __init__(self) -> None:
-        # Of each prompt: crossings, the latest side; jumps, right rollouts, rollouts, visits; the latest visit's rate and size.
-        self._kept = np.zeros((8, 0))
+        # Of each prompt: crossings, the latest side; jumps; the latest visit's rate and size.
+        self._kept = np.zeros((5, 0))
 
     @property
     def count(self) -> np.ndarray:
         """float64 ``(prompts,)``: crossings so far."""
         return self._kept[0]
 
-    def flipping(self) -> np.ndarray:
-        """float64 ``(prompts,)``: the score of the jumps (:func:`verl_adaptive.stats.chance.swings`)."""
-        _, _, jumps, right, rollouts, visits, _, _ = self._kept
-        return np.round(fdr_score(swings(jumps, visits, right, rollouts)), 6)
+    def flipping(self, table: StatsTable) -> np.ndarray:
+        """float64 ``(prompts,)``: the score of the jumps (:func:`verl_adaptive.stats.chance.swings`), by the totals of a table."""
+        totals = (table.col(name)[: self._kept.shape[1]] for name in ("visits", "successes", "rollouts"))
+        return np.round(fdr_score(swings(self._kept[2], *(total.astype(np.float64) for total in totals))), 6)
 
     def add(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, prompts: int) -> None:
         """Take visits of n rollouts in their order; a rate of exactly 1/2 or nan is on neither side.
@@ -71,16 +75,14 @@ class Flips:
             prompts: how many there are by now.
         """
         self._kept = np.pad(self._kept, ((0, 0), (0, prompts - self._kept.shape[1])))
-        count, side, jumps, right, rollouts, visits, latest, size = self._kept
+        count, side, jumps, latest, size = self._kept
         order, first = by_prompt(row, np.isfinite(rate))
         at, rates, sizes = row[order], rate[order], n[order].astype(np.float64)
-        known = visits[at] > 0  # before this batch; within it, all but the first
+        known = size[at] > 0  # before this batch; within it, all but the first
         known[~first] = True
         before, smaller = _before(latest, at, first, rates), _before(size, at, first, sizes)
         with np.errstate(divide="ignore", invalid="ignore"):
             np.add.at(jumps, at, np.where(known, (rates - before) ** 2 / (1 / sizes + 1 / smaller), 0.0))
-        for column, values in ((right, rates * sizes), (rollouts, sizes), (visits, 1)):
-            np.add.at(column, at, values)
         order, first = by_prompt(row, np.isfinite(rate) & (rate != 0.5))
         at, now = row[order], np.sign(rate[order] - 0.5)
         then = _before(side, at, first, now)

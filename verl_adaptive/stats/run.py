@@ -201,7 +201,7 @@ class Run:
         from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
 
         table, _, flips, _ = self._read
-        return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.flipping()})
+        return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.flipping(table)})
 
     @cached_property
     def steps(self) -> pa.Table:
