@@ -130,7 +130,7 @@
     for (const box of document.querySelectorAll(".tick")) box.addEventListener("change", ticked);
     for (const button of document.querySelectorAll(".csv")) button.addEventListener("click", () => {
       // As `export`: what a spreadsheet would run gets an apostrophe in front.
-      const said = (cell) => (cell.querySelector("code[title]") || {}).title || cell.dataset.value || cell.textContent.trim();
+      const said = (cell) => (cell.querySelector("code[title]") || {}).title ?? cell.dataset.value ?? cell.textContent.trim();
       const quoted = (text) => '"' + (/^\s*[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? "'" + text : text).replaceAll('"', '""') + '"';
       const lines = [...document.getElementById(button.dataset.table).rows].filter((line) => !line.hidden);
       const link = document.createElement("a");
