@@ -342,37 +342,35 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
         apart = len(known) == 2 and abs(known[0] - known[1]) > 0.1 * max(known)
         out.print(f"{'Not' if apart else 'Both'} at equal rollouts; --whole takes the runs as they are.")
 
-    def row(label: str, values: Sequence[Any], form: Any = number) -> tuple[str, ...] | None:
-        known = all(isinstance(v, int | float) for v in values)
-        if not any(v is not None for v in values):
-            return None
-        gap = ""
-        if known and form is span:
-            hours = values[1] - values[0]
-            gap = f"{'-' if hours < 0 else '+'}{span(abs(hours))}"
-        elif known:
-            gap = f"{values[1] - values[0]:+,.3f}".rstrip("0").rstrip(".")
-        return label, *map(form, values), gap
+    def row(label: str, values: Sequence[Any], form: Any = number) -> list[tuple[str, ...]]:
+        a, b = values
+        if a is None and b is None:
+            return []
+        gap = "" if a is None or b is None else f"{'-' if b < a else '+'}{form(abs(b - a))}"
+        return [(label, form(a), form(b), gap)]
 
-    def both(name: str) -> list[Any]:
-        return [f.get(name) for f in facts]
-
-    rows = [
-        *(
-            row(f"{unit} {word}", [one and getattr(getattr(one, unit), word) for one in ledgers])
-            for unit in ("rollouts", "tokens")
-            for word in ("generated", "trained")
-        ),
-        row("training time", both("hours"), span),
-        *(row(name, both(name)) for name in ("steps", "visited", "visits")),
-        row("pass rate, all visits", both("pass_rate"), share),
-        *(
-            row(name.replace("_", " "), both(name))
-            for name in ("never_solved", "always_solved", "regressed", "flip_flopping", "retired")
-        ),
-    ]
+    rows = []
+    for unit in ("rollouts", "tokens"):
+        for word in ("generated", "trained"):
+            rows += row(f"{unit} {word}", [one and getattr(getattr(one, unit), word) for one in ledgers])
+    names = (
+        "steps",
+        "visited",
+        "visits",
+        "pass_rate",
+        "never_solved",
+        "always_solved",
+        "regressed",
+        "flip_flopping",
+        "retired",
+    )
+    forms = {"hours": span, "pass_rate": share}
+    labels = {"hours": "training time", "pass_rate": "pass rate, all visits"}
+    for name in ("hours", *names):
+        label = labels.get(name, name.replace("_", " "))
+        rows += row(label, [f.get(name) for f in facts], forms.get(name, number))
     heads = [("", "left"), ("A", "right"), ("B", "right"), ("B-A", "right")]
-    out.print(table(heads, [r for r in rows if r is not None]))
+    out.print(table(heads, rows))
     if found["said"] != above:
         out.print(found["said"])
     out.print(

@@ -73,7 +73,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    examination = Examination(None if args.json else _Printed())
+    examination = Examination(None if args.json else _print)
     examination.environment()
     plan = None
     if examination.has_verl:
@@ -406,22 +406,17 @@ _NAMES = len("plugin in a Ray worker")
 _MARKS = {"ok": ("ok", "green"), "warn": ("note", "yellow"), "fail": ("FAIL", "bold red")}
 
 
-class _Printed:
-    """Prints each finding when it comes: some take seconds, and the first may be the one that matters."""
-
-    def __init__(self) -> None:
-        self.out = console()
-
-    def __call__(self, check: Check) -> None:
-        word, style = _MARKS[check.status]
-        row = Table.grid(padding=(0, 2, 0, 0))
-        row.add_column(width=4)
-        row.add_column(width=_NAMES)
-        row.add_column(overflow="fold")
-        row.add_row(Text(word, style=style), check.name, Text(check.detail))
-        if check.fix:
-            row.add_row("", "", Text(f"→ {check.fix}", style="bold" if check.status == "fail" else ""))
-        self.out.print(row)
+def _print(check: Check) -> None:
+    """A finding, when it comes: some take seconds, and the first may be the one that matters."""
+    word, style = _MARKS[check.status]
+    row = Table.grid(padding=(0, 2, 0, 0))
+    row.add_column(width=4)
+    row.add_column(width=_NAMES)
+    row.add_column(overflow="fold")
+    row.add_row(Text(word, style=style), check.name, Text(check.detail))
+    if check.fix:
+        row.add_row("", "", Text(f"→ {check.fix}", style="bold" if check.status == "fail" else ""))
+    console().print(row)
 
 
 def _conclude(examination: Examination) -> None:

@@ -311,18 +311,12 @@ def _plain(meta: dict[str, Any]) -> dict[str, Any]:
 # -- finding ------------------------------------------------------------------------------------------------------------
 
 
-def open_run(
-    source: str | os.PathLike[str],
-    *,
-    prefer: Literal["journal", "snapshot"] = "journal",
-    **how: Any,
-) -> Run:
+def open_run(source: str | os.PathLike[str], **how: Any) -> Run:
     """Open whatever ``source`` is.
 
     Args:
         source: a run's folder, its checkpoints or one checkpoint ``global_step_N``, a journal, a snapshot, a folder of verl's
             rollouts (``trainer.rollout_data_dir``), a Parquet or JSONL file of results, or a folder or pattern (``runs/*``) that leads to one run.
-        prefer: what to take from a folder of checkpoints that has both.
         how: ``tolerance``, ``identity`` and ``success``, as :class:`Run`.
 
     Raises:
@@ -332,7 +326,7 @@ def open_run(
         >>> run = open_run("checkpoints/project/experiment")  # doctest: +SKIP
         >>> run.prompts.to_arrow().to_pandas().sort_values("pass_rate").head()  # doctest: +SKIP
     """
-    runs = open_runs(source, prefer=prefer, **how)
+    runs = open_runs(source, **how)
     if len(runs) > 1:
         there = ", ".join(run.source for run in runs[:4]) + (", …" if len(runs) > 4 else "")
         raise StoreError(f"{os.fspath(source)} leads to {len(runs)} runs, name one: {there}")
@@ -349,7 +343,8 @@ def open_runs(
     """Open every run that ``source`` leads to, oldest first: as :func:`open_run`, but a folder or pattern may have several.
 
     Args:
-        source, prefer, how: as :func:`open_run`.
+        source, how: as :func:`open_run`.
+        prefer: what to take from a folder of checkpoints that has both.
         damaged: is told of each run that cannot be read beside others that can; None: one is an error.
     """
     text = os.fspath(source)
