@@ -14,16 +14,13 @@ import re
 import warnings
 from collections.abc import Callable, Collection, Iterable
 from functools import reduce
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from verl_adaptive.errors import UsageError, nearest
-
-if TYPE_CHECKING:
-    from verl_adaptive.stats.prompts import Prompts
 
 #: Of a key, that are enough to name it: two of a hundred million prompts share 8 hex digits, so a list may show both.
 _KEY_DIGITS = 8
@@ -91,8 +88,8 @@ class Expression:
             raise ExpressionError(f"cannot read the condition {text!r}: {reason}{hint}") from None
         self.names = sorted(asked)
 
-    def select(self, prompts: Prompts) -> np.ndarray:
-        """bool ``(n,)``: the prompts that satisfy the condition.
+    def select(self, prompts: Any) -> np.ndarray:
+        """bool ``(n,)``: those of a store's :class:`~verl_adaptive.stats.prompts.Prompts` that satisfy the condition.
 
         Raises:
             ExpressionError: unknown column.
