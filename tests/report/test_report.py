@@ -302,15 +302,6 @@ def test_only_a_page_is_replaced_by_a_page(tmp_path, call, refusal) -> None:
         assert call("report", tmp_path / "a", "-o", tmp_path / "r.html")[0] == 0
 
 
-@pytest.mark.parametrize(("column", "option"), [("uid", "--id-key"), ("messages", "--prompt-key")])
-def test_other_stores_are_read_by_the_same_names(column, option, tmp_path) -> None:
-    """A file of results, as RUN and as --against."""
-    results = tmp_path / "eval.jsonl"
-    lines = [json.dumps({column: f"row {i}", "n": 4, "successes": i % 5}) for i in range(10)]
-    results.write_text("\n".join(lines))
-    page_of(results, tmp_path, "--against", results, option, column)
-
-
 def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
     rows = rows_of(130, lambda i: f"source {i} {HOSTILE}", "{} " + "x" * 100_000)
     make_run(tmp_path / "run", rows=rows, steps=40, snapshot=False)
@@ -328,17 +319,6 @@ def test_every_source_says_when_it_was_solved_first(tmp_path) -> None:
     assert len(history.sources) < 30
     every = {f"s{i}" for i in range(30)}
     assert history.first_solved.keys() == history.hearing.judge.cut_shares().keys() == every
-
-
-def test_cut_answers_are_those_that_training_counts(tmp_path) -> None:
-    """A failed group's were among them on the page, and not in the metric and the alarm."""
-    groups = Groups.from_lists([0, 1], [[1.0, 0.0], [0.0, 0.0]], failed=[False, True], tokens=[[9, 5], [9, 9]])
-    with Journal(tmp_path / "adaptive") as journal:
-        journal.begin(0)
-        journal.commit_step(1, groups, make_keys(2), ["trained", "failed"], sources=["s", "s"], longest=9)
-    history = collect(open_run(tmp_path)).history
-    assert history.hearing.judge.metrics()["adaptive/source/cut_share/s"] == 0.5
-    assert history.hearing.judge.cut_shares() == {"s": 0.5}
 
 
 @pytest.mark.parametrize(("words", "found"), [([], 0), (["--data", "train.parquet"], 2)])
@@ -411,17 +391,6 @@ def test_nothing_but_zeros_has_an_axis_that_begins_at_zero() -> None:
     assert re.findall(r">(-?[0-9]+%)<", svg) == ["0%", "25%", "50%", "75%", "100%"]
 
 
-def test_names_are_escaped_in_pictures() -> None:
-    hostile = Series('"/><script>', np.ones(2), "red")
-    for svg in (
-        figures.lines("<t>", np.arange(2.0), [hostile], ("<x>", "<y>")),
-        figures.stacked("<t>", np.arange(2.0), [hostile], ("<x>", "<y>")),
-        figures.bars("<t>", ["<a>"], [1], ("<x>", "<y>"), "red"),
-        figures.heatmap("<t>", ["<a>"], ["<b>"], np.ones((1, 1)), ("<x>", "<y>")),
-    ):
-        assert not Page(svg).tags & {"script", "t", "x", "y", "a", "b"}
-
-
 # -- what to look at ----------------------------------------------------------------------------------------
 
 
@@ -455,14 +424,6 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     assert any("1 prompt fails although" in f.what for f in made.findings)
 
 
-def test_verls_rollouts_have_texts_without_a_data_set(tmp_path) -> None:
-    """Below them the page said that texts and answers appear with --data."""
-    rows = rows_of(1, lambda i: "sums")
-    dumped(tmp_path / "rollouts", rows, [(0, [("#### 1", 0.0)] * 16)])
-    page = page_of(tmp_path / "rollouts", tmp_path)
-    assert ">expected</th>" in page and "Row numbers and data sources appear with --data" in page
-
-
 @pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])
 def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> None:
     texts = {"short": "Is 12 even?", "long": "Is 12 even? Is 2 even?"}
@@ -473,30 +434,6 @@ def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> 
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     said = said_of(str(tmp_path), {name: (texts[name], "yes") for name in order})
     assert {name: dict(one.wrong) for name, one in said.items()} == {"short": {"short": 1}, "long": {"long": 1}}
-
-
-def test_listed_prompts_are_those_that_the_commands_name(reported, tmp_path, monkeypatch) -> None:
-    """Every list's condition selects what the list counts, and the data set without them lacks them."""
-    opened = open_run(reported.folder)
-    made = collect(opened)
-
-    assert sum(bool(each.records) for each in made.lists) >= 2
-    for each in made.lists:
-        if each.where:
-            chosen, kept = Expression(each.where).select(opened.prompts), Expression(each.keep).select(opened.prompts)
-            assert chosen.sum() == (each.total if each.title != "Likely wrong labels" else len(each.records))
-            assert not (chosen & kept).any() and (chosen | kept | (opened.prompts.table.col("visits") == 0)).all()
-    page = html.unescape(reported.html)
-    words = [
-        shlex.split(c) for c in re.findall(r'<code class="command">(verl-adaptive (?:export|stats) [^<]*)</code>', page)
-    ]
-    words = [w for w in words if "\\" not in w[-1]]
-    assert {w[1] for w in words} >= {"export"}
-    monkeypatch.chdir(tmp_path)
-    for i, command in enumerate(words):
-        if command[1] == "export":
-            command[3] = f"{i}-{command[3]}"
-        assert main(command[1:]) == 0, command
 
 
 def test_validations_are_drawn_and_compared(tmp_path) -> None:
