@@ -73,19 +73,6 @@ def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, name
     shutil.rmtree(folder.parent)
 
 
-def test_groups_of_another_schema(run, tmp_path) -> None:
-    shutil.copytree(run / "adaptive", tmp_path / "adaptive")
-    path = tmp_path / "adaptive" / "attempt-0" / "groups.arrows"
-    whole = path.read_bytes()
-    table = pa.table({"step": [1], "key": ["x"]})
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as stream:
-        stream.write_table(table)
-    path.write_bytes(path.read_bytes().ljust(len(whole), b"\0"))
-    with survives() as said:
-        read_all(tmp_path)
-    assert said and "groups.arrows is damaged" in said[0]
-
-
 # -- snapshots --------------------------------------------------------------------------------------------------------
 
 

@@ -35,7 +35,7 @@ def make_spread(M: int, table: StatsTable | None = None, sources=None, n: int = 
 )
 def test_the_expected_share_of_successes(history, prior) -> None:
     sources = ["a", "b", "c"] * 3
-    options = {"decay": 0.8, "strength": 3.0, "prior": prior}
+    options = {"decay": 0.8, "strength": 3.0, "prior": prior, "floor": 0.1}
     made = make_spread(9, sources=sources, weight="success", **options)
     slow = SlowMemory(sources, 0.8, 3.0, prior == "source", centre=0.5)
     for step, groups in enumerate(history, 1):
@@ -43,7 +43,9 @@ def test_the_expected_share_of_successes(history, prior) -> None:
         for prompt, rewards in groups:
             slow.visit(prompt, rewards)
         slow.end_step()
-        np.testing.assert_allclose(made.memory.value(np.arange(9)), [slow.value(p) for p in range(9)], rtol=1e-9)
+        v = np.array([slow.value(p) for p in range(9)])
+        np.testing.assert_allclose(made.memory.value(np.arange(9)), v, rtol=1e-9)
+        np.testing.assert_allclose(made._weight(np.arange(9)), np.sqrt(v * (1 - v)) + 0.1, rtol=1e-9)
 
 
 def test_settled_prompts_of_a_mixed_source_are_let_go() -> None:
@@ -137,25 +139,11 @@ def test_what_a_prompt_said_is_forgotten_whole_when_it_says_something_else() -> 
     assert memory._prior[0] == pytest.approx((PSEUDO * (PSEUDO * 0.5 + 0.9) / (PSEUDO + 3) + 0.9) / (PSEUDO + 3))
 
 
-def test_prompts_are_drawn_in_proportion_to_their_weight() -> None:
-    """The first of a race is a prompt with chance weight / Σ weights."""
-    made = make_spread(6, floor=0.1, strength=0.001, weight="success")
-    for step in range(1, 30):
-        show(made, Groups.from_lists(range(6), [[0], [1], [0, 1], [0, 0, 0, 1], [1, 1, 1, 0], [0, 1, 1]]), step)
-    weight = made._weight(np.arange(6))
-    v = made.memory.value(np.arange(6))
-    np.testing.assert_allclose(weight, np.sqrt(v * (1 - v)) + 0.1)
-    draws = 5_000
-    first = [made.pick(np.arange(6), 1, progress_at(step, seed=7)).rows[0] for step in range(100, 100 + draws)]
-    share = np.bincount(first, minlength=6) / draws
-    expected = weight / weight.sum()
-    assert (np.abs(share - expected) < 4.5 * np.sqrt(expected / draws)).all()
-
-
 @settings(max_examples=60)
 @given(st.integers(1, 400), st.integers(0, 10_000), st.sampled_from(["reward", "success", "mixed"]), st.integers(0, 3))
 def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
-    """Looking at the likely winners alone gives what sorting the whole pool gives."""
+    """Looking at the likely winners alone gives what sorting the whole pool gives: exponential times of a race, of which the
+    first is a prompt with chance weight / Σ weights."""
     M = 3000
     made = make_spread(M, weight=weight)
     rng = np.random.default_rng(seed)
@@ -183,16 +171,6 @@ def test_without_replacement_within_a_step_and_anew_in_the_next() -> None:
     assert len(first) == 25 and len(second) == 15 and not np.isin(first, second).any()
     assert len(made.pick(pool, 10, progress_at(1, round=2)).rows) == 0
     assert len(made.pick(pool, 40, progress_at(2)).rows) == 40
-
-
-def test_a_new_prompt_is_expected_to_be_as_its_source() -> None:
-    sources = ["easy"] * 30 + ["even"] * 30
-    made = make_spread(60, sources=sources)
-    for step in range(1, 4):
-        rows = np.concatenate([np.arange(10), np.arange(30, 40)])
-        show(made, Groups.from_lists(rows, [[1.0]] * 10 + [[float(i % 2)] for i in range(10)]), step)
-    weight = made._weight(np.arange(60))
-    assert weight[20] < 0.75 * weight[50]
 
 
 def test_prompts_that_fail_count_as_visited() -> None:

@@ -172,13 +172,6 @@ def test_pil_images_are_hashed_by_pixels() -> None:
     assert keys[0] == keys[1] and len(set(keys)) == 3
 
 
-def test_images_beside_the_messages_tell_prompts_apart() -> None:
-    row = {"data_source": "geo", "prompt": chat("<image>Find x."), "reward_model": {"ground_truth": "3"}}
-    rows = [{**row, "images": [{"bytes": name, "path": None}]} for name in (b"one", b"two")]
-    keys = dataset_keys([row, *rows])
-    assert len(np.unique(keys)) == 3
-
-
 @pytest.mark.parametrize("none", [None, [], (), np.array([], dtype=object)])
 def test_an_empty_list_of_images_is_none(none: Any) -> None:
     """A text prompt of a mixed data set is the one of an evaluation that has no such column."""

@@ -95,7 +95,7 @@ def test_what_is_no_run_says_what_was_looked_for(tmp_path: Path) -> None:
         (tmp_path / "*.none", "does not exist"),
         (tmp_path / "*", "is not one of"),
         (tmp_path / "x.txt", "is not one of"),
-        (tmp_path, "holds no run"),
+        (tmp_path, "holds no run.*rollout_data_dir"),
     ):
         with pytest.raises(StoreError, match=says):
             open_run(source)
@@ -152,6 +152,7 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     assert "rollouts generated<small>" not in page and "Where every rollout went" not in page  # nobody wrote it down
     assert ">tokens</th>" not in page  # they are not written down: not 0
     assert "trained and dropped" not in page and listed(page)[:2] == ["key", "expected"]
+    assert "Row numbers and data sources appear with --data" in page  # texts and answers are there
     rows = [
         {"data_source": "sums", "prompt": f"what is {i}?", "reward_model": {"ground_truth": str(i)}} for i in range(3)
     ]
