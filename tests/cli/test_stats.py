@@ -60,14 +60,6 @@ def test_the_overview_is_the_engines_table(finished, call) -> None:
     assert facts(call, finished.folder, "--where", "flips >= 2")["selected"] > found["flip_flopping"]
 
 
-def test_a_snapshot_and_its_checkpoint_are_stores_too(finished, call) -> None:
-    checkpoint = finished.folder / "global_step_30"
-    one, live = facts(call, checkpoint), facts(call, finished.folder)
-    assert one == facts(call, checkpoint / "adaptive") and one["kind"] == "snapshot" and one["step"] == 30
-    assert one["prompts"] == 60 and one["retired"] == 3 and one["flip_flopping"] is None
-    assert all(one[name] == live[name] for name in ("visits", "rollouts", "successes", "never_solved"))
-
-
 def test_selecting_and_sorting(finished, call) -> None:
     where = ("--where", "visits > 3 and pass_rate < 0.5")
     found = facts(call, finished.folder, *where, "--sort", "pass_rate", "--limit", "4")
@@ -291,11 +283,8 @@ def test_a_damaged_snapshot_is_one_line(tmp_path, call, refusal) -> None:
 
 
 def test_settings_of_alarms_that_somebody_has_written_by_hand(tmp_path, refusal) -> None:
-    keys = make_keys(2)
-    with Journal(tmp_path / "adaptive", {"alarms": {"sources": 2.5}}) as journal:
-        journal.begin(0, keys, ["a", "b"])
-        groups = Groups.from_lists([0, 1], [[0, 1], [1, 1]])
-        journal.commit_step(1, groups, keys, ["trained"] * 2, sources=["a", "b"])
+    groups = Groups.from_lists([0, 1], [[0, 1], [1, 1]])
+    journal_of(tmp_path / "adaptive", groups, make_keys(2), alarms={"sources": 2.5})
     assert "the journal is damaged: alarms.sources=2.5" in refusal("stats", tmp_path)
 
 
@@ -425,7 +414,9 @@ def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
         engine.table.col(name)[known] = 4
     write_snapshot(tmp_path / "global_step_2" / "adaptive", engine.table, {}, meta={"step": 2})
     place = tmp_path / "global_step_2"
-    assert json.loads(call("stats", place, "--json")[1])["brought"] == len(known) > 20
+    found = json.loads(call("stats", place, "--json")[1])
+    assert found["brought"] == len(known) > 20
+    assert (found["kind"], found["step"], found["flip_flopping"]) == ("snapshot", 2, None)
     assert f"warm start     {len(known)} prompts with its evidence alone" in call("stats", place)[1]
     assert call("report", place, "-o", tmp_path / "r.html")[0] == 0
     assert f"Of {len(known)} prompts it has a warm start" in (tmp_path / "r.html").read_text()
