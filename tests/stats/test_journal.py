@@ -331,7 +331,9 @@ def test_an_attempt_that_could_not_be_begun_is_begun_again(name, steps, tmp_path
             assert not written(writer, 0.5)
         commit(writer, 3)
         assert written(writer)
-    assert steps_of(tmp_path / "j") == [2, 3] and [gap[:2] for gap in open_run(tmp_path / "j").gaps()] == [(1, 1)]
+    run = open_run(tmp_path / "j")
+    assert steps_of(tmp_path / "j") == [2, 3] and [gap[:2] for gap in run.gaps()] == [(1, 1)]
+    assert len(run.prompts) == len(KEYS)
 
 
 HOLDER = """
@@ -370,19 +372,11 @@ def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:
     assert steps_of(tmp_path) == [1] and not (tmp_path / "attempt-1" / "steps.jsonl").exists()
 
 
-def test_files_that_were_deleted_are_begun_again(tmp_path: Path, caplog) -> None:
-    with begun(tmp_path / "j", 1) as writer:
-        shutil.rmtree(tmp_path / "j")
+def test_a_list_of_prompts_that_was_deleted_is_written_again(tmp_path: Path) -> None:
+    with begun(tmp_path, 1) as writer:
+        next(tmp_path.glob("prompts-*")).unlink()
         commit(writer, 2)
-        assert written(writer)
-        commit(writer, 3)
-    assert "deleted or replaced" in caplog.text and steps_of(tmp_path / "j") == [2, 3]
-    run = open_run(tmp_path / "j")
-    assert [gap[:2] for gap in run.gaps()] == [(1, 1)] and len(run.prompts) == len(KEYS)
-    with begun(tmp_path / "k", 1) as writer:
-        next((tmp_path / "k").glob("prompts-*")).unlink()
-        commit(writer, 2)
-    assert steps_of(tmp_path / "k") == [1, 2] and len(open_run(tmp_path / "k").prompts) == len(KEYS)
+    assert steps_of(tmp_path) == [1, 2] and len(open_run(tmp_path).prompts) == len(KEYS)
 
 
 def test_a_data_source_that_was_corrected_is_read(tmp_path: Path) -> None:

@@ -62,6 +62,7 @@ def test_there_and_back(tmp_path: Path) -> None:
     assert manifest["meta"] == META and manifest["prompts"] == 100 and manifest["schema"] == module.SNAPSHOT_SCHEMA
     again.declare("greso", {"p": Column("f4", math.nan)})
     assert again.col("greso.p").tobytes() == table.col("greso.p").tobytes()
+    assert np.array_equal(again.rows_for(make_keys(120)), np.arange(120)) and again.col("greso.n")[110] == -5
 
 
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="the system does not list a process's threads")
