@@ -93,7 +93,7 @@ _ONE_SCALE = {"per_group": False}  # for all groups
 _SPO = {"decay": 0.875, "strength": 8.0, "prior": "all", "shrink": 0.0, "scale": "whiten"}
 TestMemory = suite(MemoryBaseline, _ONE_SCALE)
 TestMemoryOfSpo = suite(MemoryBaseline, _ONE_SCALE, **_SPO)
-TestMemoryThinned = suite(MemoryBaseline, _ONE_SCALE, thin=0.5, scale="none")
+TestMemoryThinned = suite(MemoryBaseline, _ONE_SCALE, thin=0.5)
 
 
 # -- the suite catches what it is for -----------------------------------------------------------------------

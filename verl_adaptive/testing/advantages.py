@@ -47,9 +47,11 @@ class AdvantageConformance(PartConformance):
         return rng.permutation(np.flatnonzero(chosen))
 
     def observed(self, seed: int = 0) -> tuple[Advantage, Groups]:
-        """An advantage that has seen the groups closed, as happens before it is asked."""
+        """An advantage that has seen the second step's groups closed, as happens before it is asked."""
         made, groups = self.bound(), self.groups(seed)
-        self.close(made, groups, 1)
+        self.close(made, self.groups(seed + 1), 1)
+        made.end_step(self.progress())
+        self.close(made, groups, 2)
         return made, groups
 
     # -- tests ----------------------------------------------------------------------------------------------
@@ -100,9 +102,9 @@ class AdvantageConformance(PartConformance):
 
     def test_state_is_complete(self) -> None:
         made, _ = self.observed()
-        made.end_step(self.progress())
+        made.end_step(self.progress(2))
         other = self.resumed(made)
-        for step in (2, 3):
+        for step in (3, 4):
             groups = self.groups(step)
             rows = self.training(groups, step)
             for part in (made, other):
