@@ -7,6 +7,8 @@ trainers on the recorded order of arrivals. Worlds give the same rewards in what
 from __future__ import annotations
 
 import copy
+import math
+import re
 from collections.abc import Iterable, Iterator
 from dataclasses import fields, replace
 
@@ -287,21 +289,6 @@ def test_the_batch_is_the_first_kept_and_the_rest_is_aborted() -> None:
     assert again.submission[0] == 3 and again.index[:9].tolist() == requests.index[3:].tolist()
 
 
-def test_few_failures_do_not_make_grpo_wait() -> None:
-    """One group in twenty lost: the step trains on nineteen; a fifth of them lost: it fills up."""
-    for lost, sends in ((1, 1), (4, 2)):
-        engine, world = make_engine(batch=20, n=4, M=64)
-        requests = engine.begin(1)
-        groups = world.roll(requests)
-        groups.failed[:lost] = True
-        more = engine.receive(groups)
-        assert (more is not None) == (sends == 2)
-        if more is not None:
-            engine.receive(world.roll(more))
-        result = engine.finish()
-        assert result.trained.sum() == (19 if lost == 1 else 20) and not result.note
-
-
 @quick
 @given(st.integers(11, 40), st.sampled_from([0.05, 0.1, 0.15, 0.3, 0.7]), st.integers(0, 2**32 - 1))
 def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(batch, failure, seed) -> None:
@@ -310,6 +297,8 @@ def test_failures_that_are_not_waited_for_are_the_same_in_any_order_of_arrival(b
     runs = (RandomWorkers(*build(setup), seed=order) for order in (None, seed, seed + 1))
     for results in in_any_order(runs, 3):
         assert results[0].trained.sum() >= 0.9 * batch
+        few = results[0].groups.failed[:batch].sum() <= 0.1 * batch
+        assert (len(results[0].groups) == batch) == few and not results[0].note
         if failure <= 0.1:
             assert all("aborted" not in r.ledger.rollouts.dropped for r in results)
 
@@ -319,17 +308,6 @@ def test_only_where_a_failed_group_alone_is_lost_a_batch_may_be_short() -> None:
     engine, world = make_engine("epoch", ON_POLICY, batch=20, n=8, p=np.full(400, 0.1), seed=5)
     run = RandomWorkers(engine, world, 1)
     assert [int(run.step(step).trained.sum()) for step in range(1, 4)] == [20, 20, 20]
-
-
-def test_one_bad_step_costs_the_later_ones_nothing() -> None:
-    """What a fault lost says nothing of the prompts: the next steps ask for a batch again, not for a tenth more."""
-    engine, world = make_engine(batch=50, n=4, M=400)
-    for step in range(1, 6):
-        world.failure = 0.04 if step == 2 else 0.0
-        result = run_step(engine, world, step)
-        assert step == 2 or result.ledger.rollouts.generated == 200
-        assert "aborted" not in result.ledger.rollouts.dropped
-    assert engine.keep_rate == 1.0
 
 
 def test_a_yield_of_nearly_all_asks_for_nearly_as_many_as_are_missing() -> None:
@@ -354,30 +332,6 @@ def test_without_refill_a_step_is_one_batch(sampler, more) -> None:
         assert len(result.groups) == 32 and result.trained.sum() <= 32
 
 
-def test_without_refill_a_cap_costs_rescues_before_prompts() -> None:
-    """Prompts whose worst case had no room at first go out when the others have turned out to need less."""
-    for cap, whole in ((6 * 64, True), (4 * 64 - 4, False)):
-        engine, world = make_engine(
-            "epoch", "aero", "aero", "beta", batch=64, n=8, M=400, refill=False, max_rollouts_per_step=cap
-        )
-        for step in range(1, 4):
-            result = run_step(engine, world, step)
-            assert result.ledger.rollouts.generated <= cap
-            assert (len(result.groups) == 64) == whole
-            assert whole == (not result.note) and (whole or f"the step's cap of {cap} rollouts" in result.note)
-
-
-def test_the_first_request_follows_the_yield() -> None:
-    engine, world = make_engine(filter="informative", batch=16, n=4, p=np.repeat([0.5, 1.0], 200))
-    run = RandomWorkers(engine, world, 0)
-    first = []
-    for step in range(1, 12):
-        run.step(step)
-        first.append(len(run.asked[0]))
-    assert first[0] == 16  # nothing is known yet
-    assert 30 <= np.mean(first[4:]) <= 48  # 1.1 · 16 / 0.44
-
-
 def test_a_topup_goes_out_when_its_own_group_is_back() -> None:
     engine, world = make_engine("epoch", "aero", "aero", "beta", batch=8, n=8, p=np.zeros(40), refill=False)
     requests = engine.begin(1)
@@ -396,29 +350,6 @@ def test_pilots_commit_as_long_as_the_batch_has_places() -> None:
     assert engine.receive(last) is None  # four lower ones may yet take all places
     first = engine.receive(groups.select(inside[:1]))
     assert first.submission.tolist() == [int(inside[0])]  # a place is sure
-
-
-class CommitsLast(RandomWorkers):
-    """Pilots are back before every commit: what is out is out early, what is kept is not yet."""
-
-    def back(self) -> Groups:
-        first = [g for g in self.waiting if int(g.stage.max()) == 0] or self.waiting
-        self.waiting = [g for g in self.waiting if not any(g is f for f in first)]
-        return Groups.concat(first)
-
-
-def test_groups_that_commit_count_when_more_pilots_are_sent() -> None:
-    """Else hardly any group seems to be kept, and a step sends hundreds of pilots that it aborts."""
-    p = np.where(np.arange(4000) % 10 < 3, 0.5, 0.0)
-    engine, world = make_engine("epoch", {**ON_POLICY, "n_pilot": 4}, "band", batch=16, n=8, p=p)
-    run, pilots = CommitsLast(engine, world), 0
-    for step in range(1, 21):
-        result = run.step(step)
-        assert isinstance(result, StepResult) and result.trained.sum() == 16
-        pilots += sum(int((r.stage == 0).sum()) for r in run.asked)
-        for further in run.asked[1:]:
-            assert (further.stage == 0).sum() <= 80  # half of a batch may be missing where one of four is kept
-    assert pilots <= 20 * 1.5 * 16 / 0.26
 
 
 def test_results_must_be_in_flight() -> None:
@@ -600,6 +531,19 @@ class Closing(Sampler):
         return np.full(len(rows), progress.step <= 2)
 
 
+class Losing(World):
+    """Loses the last rollout of every first request; the survivors are the group."""
+
+    def roll(self, requests: Requests) -> Groups:
+        groups = super().roll(requests)
+        lost = (requests.stage == 0).astype(np.int64)
+        last = np.zeros(groups.rollouts, dtype=bool)
+        last[(groups.offsets[1:] - 1)[lost > 0]] = True
+        kept = {name: getattr(groups, name)[~last] for name in PER_ROLLOUT}
+        offsets = groups.offsets - np.concatenate([[0], np.cumsum(lost)])
+        return replace(groups, **kept, offsets=offsets, lost=lost.astype(np.int32))
+
+
 #: What may be decided by how many prompts happen to have been sent.
 SENT = {
     # a cap keeps back prompts that pay into AERO's pool
@@ -645,52 +589,43 @@ SENT = {
     },
     # a pool of which nothing is left until all that was sent is back
     "small pool": {"sampler": f"{__name__}:Shuffled", "filter": "informative", "p": np.full(5, 0.2), "batch": 4},
+    # who lost some would take more than was reckoned with when later prompts were sent
+    "commits that make up for losses": {
+        "allocator": {**ON_POLICY, "n_pilot": 3, "lower": 0.0, "upper": 0.0},
+        "p": np.full(40, 0.02),
+        "batch": 6,
+        "max_rollouts_per_step": 46,
+        "world": Losing,
+    },
+    "rescues that make up for losses": {
+        "allocator": {
+            **{"name": "aero", "budget": "per_prompt", "max_per_prompt": 9},
+            **{"n_explore": 3, "n_extra": 4, "rounds": 3},
+        },
+        "p": np.full(40, 0.02),
+        "batch": 6,
+        "n": 9,
+        "max_rollouts_per_step": 51,
+        "world": Losing,
+    },
 }
 
 
 @pytest.mark.parametrize("name", SENT)
 def test_how_many_were_sent_decides_nothing(name) -> None:
     options = {"n": 8, **SENT[name]}
-    p, failure = options.pop("p"), options.pop("failure", 0.0)
+    p, failure, world = options.pop("p"), options.pop("failure", 0.0), options.pop("world", World)
+    cap = options.get("max_rollouts_per_step", math.inf)
     for seed in range(4):
-        runs = (
-            RandomWorkers(*make_engine(world=World(p, seed, failure=failure), seed=seed, **options), seed=order)
-            for order in (None, seed, seed + 100)
-        )
-        assert len(list(in_any_order(runs, 4))) == 4
-
-
-class Losing(World):
-    """Loses the last rollout of every first request; the survivors are the group."""
-
-    def roll(self, requests: Requests) -> Groups:
-        groups = super().roll(requests)
-        lost = (requests.stage == 0).astype(np.int64)
-        last = np.zeros(groups.rollouts, dtype=bool)
-        last[(groups.offsets[1:] - 1)[lost > 0]] = True
-        kept = {name: getattr(groups, name)[~last] for name in PER_ROLLOUT}
-        offsets = groups.offsets - np.concatenate([[0], np.cumsum(lost)])
-        return replace(groups, **kept, offsets=offsets, lost=lost.astype(np.int32))
-
-
-AERO_SHORT = {"name": "aero", "n_explore": 3, "n_extra": 4, "rounds": 3, "max_per_prompt": 9, "budget": "per_prompt"}
-
-
-@pytest.mark.parametrize(
-    ("allocator", "n", "cap"),
-    [({**ON_POLICY, "n_pilot": 3, "lower": 0.0, "upper": 0.0}, 8, 46), (AERO_SHORT, 9, 51)],
-    ids=["pilot_commit", "aero"],
-)
-def test_a_cap_holds_where_groups_take_more_than_was_reckoned_with(allocator, n, cap) -> None:
-    """Who lost some would take more than was reckoned with when later prompts were sent."""
-    made = {"allocator": allocator, "batch": 6, "n": n, "max_rollouts_per_step": cap}
-    for seed in range(3):
         runs = [
-            RandomWorkers(*make_engine(**made, world=Losing(np.full(40, 0.02), seed)), seed=order)
-            for order in (None, seed)
+            RandomWorkers(*make_engine(world=world(p, seed, failure=failure), seed=seed, **options), seed=order)
+            for order in (None, seed, seed + 100)
         ]
-        for _ in in_any_order(runs, 3):
+        steps = 0
+        for _ in in_any_order(runs, 4):
+            steps += 1
             assert all(sum(r.rollouts for r in run.asked) <= cap for run in runs)
+        assert steps == 4
 
 
 @pytest.mark.parametrize("allocator", ["fixed", "aero", ON_POLICY], ids=["fixed", "aero", "pilot_commit"])
@@ -759,88 +694,113 @@ def test_rollouts_without_a_reward_are_on_the_bill(kind, tmp_path) -> None:
     assert report.identical and report.ledgers == ledgers
 
 
-def test_everything_solved() -> None:
-    engine, world = make_engine(filter="informative", p=np.ones(10), batch=4, n=4, max_rounds=3)
+INFORMATIVE = ("epoch", "fixed", "informative")
+FEW = {"max_rollouts_per_step": 20, "refill": False}
+#: Steps that get fewer than eight groups → parts, options, columns of the statistics, groups that the filter keeps, what is said.
+SHORT: dict[str, tuple[tuple, dict, dict, int, str]] = {
+    "max_rounds": (
+        INFORMATIVE,
+        {"p": np.zeros(64), "max_rounds": 2},
+        {},
+        0,
+        r"\(16 all_wrong\): adaptive\.max_rounds=2 ",
+    ),
+    "max_rounds, some kept": (
+        INFORMATIVE,
+        {"p": np.repeat([0.0, 0.5], [52, 12]), "max_rounds": 2},
+        {},
+        2,
+        r"128 rollouts \(14 all_wrong, 2 trained\): adaptive\.max_rounds=2 ",
+    ),
+    # of a step that kept all its groups an asynchronous trainer said "none finished"
+    "cap": (
+        ("epoch",),
+        {"n": 4, "max_rollouts_per_step": 20},
+        {},
+        5,
+        r"after 1 round and 20 rollouts \(5 trained\): .*cap of 20 ",
+    ),
+    "cap, all dropped": (
+        INFORMATIVE,
+        {"n": 4, "p": np.ones(64), "max_rollouts_per_step": 60},
+        {},
+        0,
+        r"60 rollouts \(15 all_correct\): the step's cap of 60 rollouts was reached",
+    ),
+    # without refill ``on_exhausted`` was ignored, while the note named it
+    "cap of a batch": (INFORMATIVE, {"p": np.ones(64), **FEW}, {}, 0, r"\(2 all_correct\): the step's cap of 20 "),
+    "cap of rescues": (
+        ("epoch", "aero", "aero", "beta"),
+        {"p": np.ones(64), **FEW},
+        {},
+        5,
+        r"\(5 trained\): .*cap of 20 ",
+    ),
+    "cap of a plan": (
+        ("cero",),
+        {"p": np.ones(64), "steps": 20, **FEW},
+        {},
+        3,
+        r"\(3 trained\): the step's cap of 20 ",
+    ),
+    # of data, or room for commits, that ended nothing was said in ``sync``
+    "data": (
+        (RETIRED, "fixed", "informative"),
+        {"p": np.full(64, 0.5), "refill": False},
+        {"retired": np.arange(64) >= 5},
+        5,
+        r": the sampler (gave no further prompt|let nothing more through)",
+    ),
+    # it ends the run when that was asked for; otherwise one round goes ungated, as a step needs rows to train on
+    "gate": (
+        (SHUT, "fixed", "informative"),
+        {"p": np.ones(64)},
+        {"streak": 5, "streak_kind": 1},
+        0,
+        r"\((none finished|8 all_correct)\): the sampler let nothing more through in 4 passes",
+    ),
+}
+TRAINERS = {"sync": None, "async": AsyncFacts(), "mini-steps": AsyncFacts(parts=4)}
+
+
+@pytest.mark.parametrize("on_exhausted", ["raise", "train_partial", "relax"])
+@pytest.mark.parametrize("trainer", TRAINERS)
+@pytest.mark.parametrize("name", SHORT)
+def test_a_short_step_ends_as_configured(name, trainer, on_exhausted) -> None:
+    """Groups that were dropped train if nothing else does, or where ``relax`` asks for it, and the note says so."""
+    parts, options, columns, kept, says = SHORT[name]
+    engine, world = make_engine(*parts, async_facts=TRAINERS[trainer], on_exhausted=on_exhausted, **options)
+    for column, values in columns.items():
+        engine.table.col(column)[:] = values
+    says = rf"{kept} of 8 groups .*{says}"
+    if on_exhausted == "raise":
+        with pytest.raises(Exhausted, match=says):
+            any_step(engine, world)
+        return
+    result = any_step(engine, world)
+    assert re.search(says, result.note)
+    back = min(8, len(result.groups)) - kept if on_exhausted == "relax" or not kept else 0
+    assert result.trained.sum() == kept + back
+    said = f". The step trains on {back} of the groups that it dropped"
+    assert result.note.endswith(said) if back else "that it dropped" not in result.note
+
+
+def test_room_for_commits_that_ends_exhausts_a_step_without_refill() -> None:
+    for on_exhausted in ("raise", "train_partial"):
+        engine, world = make_engine("epoch", "pilot_commit", "band", p=np.ones(64), on_exhausted=on_exhausted, **FEW)
+        if on_exhausted == "raise":
+            with pytest.raises(Exhausted, match=r"of 8 groups .*: the step's cap of 20 rollouts"):
+                run_step(engine, world, 1)
+        else:
+            assert "5 too_easy): the step's cap of 20 rollouts" in run_step(engine, world, 1).note
+
+
+def test_a_step_of_equal_rewards_trains_on_its_shortest_row() -> None:
+    """It carries the step's zero gradient; the others are left out."""
+    engine, world = make_engine(p=np.ones(10), batch=4, n=4)
     result = run_step(engine, world, 1)
-    assert set(result.outcome) == {"all_correct", "trained"}
-    assert "and 48 rollouts (12 all_correct)" in result.note and result.trained.sum() == 4
-    # One row carries the step's zero gradient; the others are left out.
     assert result.trains.sum() == 1
     assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.zero_row].min()
-
-
-@pytest.mark.parametrize("on_exhausted", ["train_partial", "relax", "raise"])
-def test_on_exhausted(on_exhausted) -> None:
-    p = np.repeat([0.0, 0.5], [15, 5])
-    world = World(p, shuffle=False)
-    engine, _ = make_engine(
-        filter="informative", world=world, batch=8, n=8, max_rounds=2, on_exhausted=on_exhausted, M=20
-    )
-    # In data-set order the two rounds see 16 prompts, one of which has any chance.
-    if on_exhausted == "raise":
-        with pytest.raises(Exhausted, match=r"1 of 8 groups after 2 rounds and 128 rollouts .*max_rounds=2"):
-            run_step(engine, world, 1)
-        return
-    result = run_step(engine, world, 1)
-    assert result.trained.sum() == (1 if on_exhausted == "train_partial" else 8)
-    assert "1 of 8 groups" in result.note
-    assert result.ledger.rollouts.balanced()
-    if on_exhausted == "relax":  # the first submitted fill up
-        assert result.outcome[:7].tolist() == ["trained"] * 7
-
-
-@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
-def test_a_note_says_that_dropped_groups_train(make) -> None:
-    """It said "0 of 8 groups" and train_partial of a step that trained on eight."""
-    for rate, on_exhausted, back in ((1.0, "train_partial", 8), (1.0, "relax", 8), (0.5, "train_partial", 0)):
-        options = {"max_rounds": 2, "max_rollouts_per_step": 60, "on_exhausted": on_exhausted}
-        engine, world = make(filter="informative", batch=8, n=4, M=64, p=np.full(64, rate), **options)
-        result = any_step(engine, world)
-        said = f". The step trains on {back} of the groups that it dropped"
-        assert result.note.endswith(said) if back else "that it dropped" not in result.note
-        assert result.trained.sum() == back or not back
-
-
-@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
-@pytest.mark.parametrize(
-    ("parts", "prompts"),
-    [(("epoch", "fixed", "informative"), 2), (("epoch", "aero", "aero", "beta"), 5), (("cero",), 3)],
-)
-def test_a_cap_ends_a_step_as_configured_without_refill_too(parts, prompts, make) -> None:
-    """``on_exhausted`` was ignored there, while the note named it."""
-    for on_exhausted in ("raise", "train_partial", "relax"):
-        options = dict(batch=8, n=8, M=64, steps=20, refill=False, max_rollouts_per_step=20, on_exhausted=on_exhausted)
-        engine, world = make(*parts, p=np.ones(64), **options)
-        if on_exhausted == "raise":
-            with pytest.raises(Exhausted, match=r"of 8 groups .*the step's cap of 20 rollouts was reached"):
-                any_step(engine, world)
-            continue
-        result = any_step(engine, world)
-        assert result.trained.sum() < 8 and "cap of 20 rollouts was reached" in result.note
-        if make is make_engine:
-            drops = len(result.groups) - result.trained.sum()
-            assert len(result.groups) == prompts and (drops == 0 or on_exhausted == "train_partial")
-
-
-@pytest.mark.parametrize(
-    ("make", "parts", "cap", "why"),
-    [
-        (make_engine, (RETIRED, "fixed", "informative"), None, "the sampler gave no further prompt"),
-        (make_stream_engine, (RETIRED, "fixed", "informative"), None, "the sampler let nothing more through"),
-        (make_engine, ("epoch", "pilot_commit", "band"), 20, "the step's cap of 20 rollouts"),
-    ],
-)
-def test_a_request_that_is_cut_exhausts_a_step_without_refill(make, parts, cap, why) -> None:
-    """Of what data, or room for commits, left of it nothing was said in ``sync``, and ``on_exhausted`` was ignored."""
-    for on_exhausted in ("raise", "train_partial"):
-        options = {"refill": False, "max_rollouts_per_step": cap, "on_exhausted": on_exhausted}
-        engine, world = make(*parts, p=np.full(64, 1.0 if cap else 0.5), **options)
-        engine.table.col("retired")[5:] = parts[0] is RETIRED
-        if on_exhausted == "raise":
-            with pytest.raises(Exhausted, match=f"of 8 groups .*: {why}"):
-                any_step(engine, world)
-            continue
-        assert f": {why}" in any_step(engine, world).note
 
 
 @pytest.mark.parametrize(("cap", "rate"), [(None, 0.5), (None, 1.0), (600, 0.5)])
@@ -872,13 +832,6 @@ def test_a_batch_that_the_filter_drops_whole_exhausts_nothing_without_refill(mak
     assert result.trained.sum() == 8 and "0 of 8 groups" in result.note and "(8 all_correct)" in result.note
 
 
-@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
-def test_a_note_lists_kept_groups_beside_dropped_ones(make) -> None:
-    """Of an asynchronous step that kept all its groups it said "none finished"."""
-    engine, world = make(batch=8, n=4, p=np.full(64, 0.5), max_rollouts_per_step=20)
-    assert "5 of 8 groups after 1 round and 20 rollouts (5 trained): the step's cap" in any_step(engine, world).note
-
-
 def test_all_failed_ends_with_a_message() -> None:
     world = World(np.full(6, 0.5), failure=1.0)
     engine, _ = make_engine(world=world, batch=2, n=4, max_rounds=3)
@@ -895,19 +848,6 @@ def test_a_data_set_smaller_than_a_batch(sampler, read) -> None:
     assert result.trained.sum() == 7  # as groups of their own
     assert engine.table.col("visits").tolist() == np.bincount(result.groups.row, minlength=4).tolist()
     assert engine.prompt_source.epoch(0) == pytest.approx(read / 4)
-
-
-@pytest.mark.parametrize("on_exhausted", ["train_partial", "raise"])
-def test_a_gate_that_lets_nothing_through(on_exhausted) -> None:
-    """It ends the run when that was asked for; otherwise one round goes ungated, as a step needs rows to train on."""
-    engine, world = make_engine(SHUT, filter="informative", p=np.ones(5), batch=2, n=4, on_exhausted=on_exhausted)
-    engine.table.col("streak")[:], engine.table.col("streak_kind")[:] = 5, 1
-    if on_exhausted == "raise":
-        with pytest.raises(Exhausted, match="let nothing more through in 4 passes"):
-            run_step(engine, world, 1)
-        return
-    result = run_step(engine, world, 1)
-    assert result.trained.sum() == 2 and "let nothing more through in 4 passes" in result.note
 
 
 def test_a_round_larger_than_the_data_set_goes_ungated_too() -> None:
@@ -1143,22 +1083,6 @@ def test_wait_blocks_until_old_groups_are_back():
         engine.take()
     engine.receive(world.roll(late))
     assert engine.can_take(8)
-
-
-@pytest.mark.parametrize("parts", [1, 4])
-@pytest.mark.parametrize("mode", ["train_partial", "relax", "raise"])
-def test_exhausted(mode, parts):
-    """Nothing is solvable: the ceiling on prompts ends the step, and ``on_exhausted`` says how."""
-    stream = AsyncFacts(warmup=8, parts=parts)
-    engine, world = made("dapo", stream, p=np.zeros(64), max_rounds=2, on_exhausted=mode)
-    arrivals = Arrivals(world, 1)
-    if mode == "raise":
-        with pytest.raises(Exhausted, match=r"0 of 8 groups .*all_wrong.*max_rounds=2"):
-            arrivals.step(engine, 1)
-        return
-    result = arrivals.step(engine, 1)
-    assert result.trained.sum() == 8 and "max_rounds=2" in result.note
-    assert result.ledger.rollouts.generated <= (2 * 16 + 16) * 8 and engine._drawn == 2 * 16
 
 
 def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():

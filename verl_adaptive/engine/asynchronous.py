@@ -179,7 +179,6 @@ class AsyncEngine(Engine):
             if falls_back:  # every mini-step gets its part of what there is
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
-                note = self.tracker.fallback(note, len(self.ready) - have)
             if not len(self.ready) and not self._taken:
                 raise Exhausted(note)
         first = np.arange(len(self.ready)) < count
@@ -199,6 +198,7 @@ class AsyncEngine(Engine):
         left = Closed.concat([*self._taken, *self.tracker.closed]).sorted()
         self.tracker.level(self.ready.groups)
         note = next((r.note for r in self._taken if r.note), "")
+        note = self.tracker.fallback(note, sum(len(r.groups) for r in self._taken) - self._own)
         result = StepResult(**vars(left), ledger=self.ledger, note=note, rounds=self.progress.round)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
