@@ -319,19 +319,6 @@ def test_a_yield_of_nearly_all_asks_for_nearly_as_many_as_are_missing() -> None:
     assert progress.wanted(1.25) == 111  # 1.05 / 0.95, and not 1.25 / 0.95
 
 
-@pytest.mark.parametrize(
-    ("sampler", "more"),
-    [("epoch", {"filter": "informative"}), ("mopps", {"failure": 0.1}), ("spread", {"filter": "informative"})],
-)
-def test_without_refill_a_step_is_one_batch(sampler, more) -> None:
-    failure = more.pop("failure", 0.0)
-    world = World(np.full(400, 0.5), 0, failure=failure)
-    engine, _ = make_engine(sampler, world=world, batch=32, n=2, refill=False, **more)
-    for step in range(1, 7):
-        result = run_step(engine, world, step)
-        assert len(result.groups) == 32 and result.trained.sum() <= 32
-
-
 def test_a_topup_goes_out_when_its_own_group_is_back() -> None:
     engine, world = make_engine("epoch", "aero", "aero", "beta", batch=8, n=8, p=np.zeros(40), refill=False)
     requests = engine.begin(1)
@@ -793,14 +780,6 @@ def test_room_for_commits_that_ends_exhausts_a_step_without_refill() -> None:
                 run_step(engine, world, 1)
         else:
             assert "5 too_easy): the step's cap of 20 rollouts" in run_step(engine, world, 1).note
-
-
-def test_a_step_of_equal_rewards_trains_on_its_shortest_row() -> None:
-    """It carries the step's zero gradient; the others are left out."""
-    engine, world = make_engine(p=np.ones(10), batch=4, n=4)
-    result = run_step(engine, world, 1)
-    assert result.trains.sum() == 1
-    assert result.groups.tokens[result.trains][0] == result.groups.tokens[result.trains | result.zero_row].min()
 
 
 @pytest.mark.parametrize(("cap", "rate"), [(None, 0.5), (None, 1.0), (600, 0.5)])

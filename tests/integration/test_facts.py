@@ -150,33 +150,6 @@ def test_a_validation_of_an_old_checkpoint_writes_no_journal() -> None:
     assert facts.journal_place(*composed("+adaptive=greso", *words)).folder is not None
 
 
-KL = "actor_rollout_ref.actor.use_kl_loss=true"
-
-
-@pytest.mark.parametrize(
-    ("preset", "loss", "named"),
-    [
-        *((preset, KL, "the KL penalty acts") for preset in ("greso", "aero", "pilot_commit")),
-        ("greso", "algorithm.use_kl_in_reward=true", "the KL penalty acts"),
-        ("greso", "actor_rollout_ref.actor.entropy_coeff=0.001", "the entropy bonus acts"),
-        ("greso", "distillation.enabled=true", "the distillation acts"),
-        ("greso", "actor_rollout_ref.actor.use_kl_loss=false", ""),
-        *((preset, KL, "") for preset in ("grpo", "cero")),
-    ],
-)
-def test_another_loss_is_remarked_on_where_groups_are_dropped(preset, loss, named) -> None:
-    config, adaptive = composed(f"+adaptive={preset}", loss)
-    said = [note for note in notes.notes_of(config, adaptive, build_policy(adaptive)) if "dropped groups" in note]
-    assert [named in note for note in said] == [True] * bool(named)
-
-
-def test_held_groups_are_said_to_be_off_policy() -> None:
-    for form in ("on_policy", "pipelined"):
-        config, adaptive = composed("+adaptive=pilot_commit", f"adaptive.allocator.form={form}")
-        said = "".join(notes.notes_of(config, adaptive, build_policy(adaptive)))
-        assert ("off-policy by a step" in said and "adaptive.allocator.form=on_policy" in said) == (form == "pipelined")
-
-
 class Mine(Advantage):
     """Somebody's own, named by its path."""
 

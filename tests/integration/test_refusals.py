@@ -60,6 +60,7 @@ CORRECTION = "algorithm.rollout_correction"
 BYPASS = f"{CORRECTION}.bypass_mode"
 TEACHER = "distillation.enabled=true distillation.distillation_loss"
 COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
+KL, FORM = "actor_rollout_ref.actor.use_kl_loss=true", "adaptive.allocator.form"
 ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom_reward_function.path"
 
 
@@ -408,6 +409,20 @@ def test_refused(overrides, message):
         # a teacher that trains alone leaves the preset the prompts
         (f"+adaptive=solo {TEACHER}.use_task_rewards=false", "rewards and advantages train nothing", True),
         (f"+adaptive=solo {TEACHER}.use_task_rewards=true", "train nothing", False),
+        # another loss than the policy's does not act on groups that are dropped
+        *((f"+adaptive={preset} {KL}", "the KL penalty acts", True) for preset in ("greso", "pilot_commit")),
+        (f"+adaptive=aero {KL}", "the KL penalty acts on the groups that train only; dropped groups", True),
+        ("+adaptive=greso algorithm.use_kl_in_reward=true", "the KL penalty acts", True),
+        ("+adaptive=greso actor_rollout_ref.actor.entropy_coeff=0.001", "the entropy bonus acts", True),
+        ("+adaptive=greso distillation.enabled=true", "the distillation acts", True),
+        *(
+            (words, "dropped groups", False)
+            for words in ("+adaptive=greso", f"+adaptive=grpo {KL}", f"+adaptive=cero {KL}")
+        ),
+        # held groups
+        (f"+adaptive=pilot_commit {FORM}=pipelined", "off-policy by a step", True),
+        (f"+adaptive=pilot_commit {FORM}=pipelined", f"{FORM}=on_policy", True),
+        (f"+adaptive=pilot_commit {FORM}=on_policy", "off-policy by a step", False),
     ],
 )
 def test_what_has_no_effect_or_another_is_said(words, note, said):
