@@ -413,16 +413,22 @@ def test_a_record_replays_what_was_given_up(tmp_path) -> None:
     assert sum(ledger.rollouts.dropped.get("aborted", 0) for ledger in ledgers) > 0
 
 
+def without(gone: np.ndarray, engine, world: World, **options):
+    """The run, resumed on a data set that lacks the prompts at these positions; and its world."""
+    keep = np.setdiff1d(np.arange(len(world.p)), gone)
+    smaller = World(world.p[keep], world.seed)
+    table = StatsTable.from_arrow(engine.table.to_arrow())
+    again, _ = make_engine(**options, world=smaller, table=table, keys=keys_of(len(world.p))[keep])
+    again.load_state_dict(copy.deepcopy(engine.state_dict()))
+    return again, smaller
+
+
 def test_a_record_replays_groups_that_a_resume_left_behind(tmp_path) -> None:
     """Those of a prompt that left the data set: a replay counted them as never made."""
-    policy = {"allocator": PIPELINED, "filter": "band", "batch": 4, "n": 8, "p": np.full(40, 0.5), "seed": 1}
-    engine, world = make_engine(**policy)
+    policy = {"allocator": PIPELINED, "filter": "band", "batch": 4, "seed": 1}
+    engine, world = make_engine(**policy, p=np.full(40, 0.5))
     run(engine, world, 3)
-    keep = np.setdiff1d(np.arange(40), engine.held.index[:1])
-    table = StatsTable.from_arrow(engine.table.to_arrow())
-    smaller = World(world.p[keep], 1)
-    again, _ = make_engine(**policy, world=smaller, table=table, keys=keys_of(40)[keep])
-    again.load_state_dict(engine.state_dict())
+    again, smaller = without(engine.held.index[:1], engine, world, **policy)
     recorder = Recorder(tmp_path, again)
     run(again, smaller, 3, start=4)
     recorder.close()
@@ -1195,14 +1201,8 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
     held = 0
     for step in (1, 2, 3):
         held = arrivals.step(engine, step).ledger.rollouts.held
-    state = states(engine)
-    table = StatsTable.from_arrow(engine.table.to_arrow())
     gone = np.unique(engine.flight.row)[:4]
-    keep = np.setdiff1d(np.arange(64), gone)
-    smaller = World(world.p[keep], world.seed)
-    again, _ = made("pilot_commit", "colocated", world=smaller, table=table, keys=keys_of(64)[keep])
-    again.load_state_dict(state)
-    arrivals.world = smaller
+    again, arrivals.world = without(gone, engine, world, **POLICIES["pilot_commit"], async_facts=STREAMS["colocated"])
     assert not np.isin(again.flight.row, gone).any()
     arrivals.waiting = [g for g in arrivals.waiting if not np.isin(g.row, gone).any()]
     account = arrivals.step(again, 4).ledger.rollouts
@@ -1210,15 +1210,12 @@ def test_prompts_that_left_the_data_set_are_not_topped_up():
 
 
 def test_what_prompts_that_left_the_data_set_had_paid_leaves_aeros_pool():
-    setting = {"batch": 4, "n": 8, "stream": AsyncFacts(warmup=12)}
-    engine, world = make_stream_engine("epoch", "aero", "informative", p=np.full(40, 0.2), **setting)
+    setting = {"allocator": "aero", "filter": "informative", "batch": 4, "async_facts": AsyncFacts(warmup=12)}
+    engine, world = make_engine(**setting, p=np.full(40, 0.2))
     Arrivals(world).step(engine, 1)
-    flight, keep = engine.flight, np.arange(20)
-    gone = int((flight.index >= 20).sum())
+    gone = int((engine.flight.index >= 20).sum())
     assert gone and engine._pool == 4 * len(engine.living)  # 8 rollouts a prompt, 4 of which explore
-    smaller = {"p": world.p[keep], "keys": keys_of(40)[keep], "table": engine.table}
-    again, _ = make_stream_engine("epoch", "aero", "informative", **setting, **smaller)
-    again.load_state_dict(engine.state_dict())
+    again, _ = without(np.arange(20, 40), engine, world, **setting)
     assert again._pool == engine._pool - 4 * gone
 
 
