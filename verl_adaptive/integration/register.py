@@ -42,7 +42,8 @@ def _refuse_others(base: Any) -> None:
 def trainer_class(mode: str) -> Any:
     """``AdaptiveSync``, ``AdaptiveColocateAsync`` or ``AdaptiveSeparateAsync``, with no more of verl's modules than it needs.
 
-    AdaptiveError: the installed verl lacks something that it needs.
+    Raises:
+        AdaptiveError: the installed verl lacks something that it needs.
     """
     compat.check_verl(mode=mode)
     try:

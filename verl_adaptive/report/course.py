@@ -46,7 +46,7 @@ class History:
         pace: seconds a step over the latest steps; nan if not known.
         classes: groups, ``(bins, CLASSES)``.
         sources: names, at most :data:`SOURCES` and the last one for the others where there are more.
-        first_solved: data source → the step of its first success; those that have none are left out.
+        first_solved: data source → the step of its first success; a source without a success is left out.
         sums: name of :data:`SUMS` → float64 ``(bins, sources)``; ``judged`` are groups that did not fail, ``rollouts``,
             ``successes``, ``reward`` and ``tokens`` are of these, and so are ``known``, those whose length was compared with the
             limit, and ``clipped``.
@@ -291,8 +291,8 @@ def _largest(run: Run) -> tuple[list[str], np.ndarray]:
 
 
 def spent(run: Run) -> dict[str, np.ndarray]:
-    """What a run's steps had cost in all: ``step``, ``hours`` and, if each of them says it, ``rollouts`` and ``tokens``; empty
-    of a run without steps."""
+    """What a run had cost after each step: ``step``, ``hours`` and, if every step says it, ``rollouts`` and ``tokens``; empty
+    for a run without steps."""
     if not run.has_course or not run.steps.num_rows:
         return {}
     step, wall, attempt = (run.steps.column(name).to_numpy() for name in ("step", "wall_time", "attempt"))
@@ -307,8 +307,8 @@ def spent(run: Run) -> dict[str, np.ndarray]:
 
 
 def priced(validations: list[dict[str, Any]], paid: dict[str, np.ndarray]) -> list[dict[str, Any]]:
-    """Validations with what had been :func:`spent` before each: ``rollouts`` as it says itself, ``tokens`` and ``hours``; nan:
-    not known."""
+    """Validations with what the run had :func:`spent` before each: ``rollouts`` as the validation says itself, ``tokens`` and
+    ``hours``; nan: not known."""
     at = [one["step"] for one in validations]
     for name in ("rollouts", "tokens", "hours"):
         known = np.interp(at, [0, *paid["step"]], [0.0, *paid[name]]) if name in paid else np.full(len(at), np.nan)

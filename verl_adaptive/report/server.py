@@ -72,7 +72,7 @@ class AccessGuard(BaseHTTPMiddleware):
         return answer
 
     def _refusal(self, request: Request) -> Response | None:
-        """What is answered in place of the application; for those who bring the token in the address, a cookie and the way."""
+        """The answer in place of the application's: a refusal, or, to a token in the address, a cookie and a redirect."""
         hosts = request.headers.getlist("host")
         if len(hosts) != 1 or not self.allows(hosts[0]):
             return PlainTextResponse("this name is not answered here; see serve --name\n", 403)
