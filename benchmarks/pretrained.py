@@ -12,8 +12,8 @@ questions, at the start, about six times on the way, and at the end. Results are
 results hold are not run again.
 
 verl's settings, except lengths, learning rate and batch. Weights are float32; trainer and vLLM compute in bfloat16, as on
-GPUs, which takes 0.4 of float32's processor time here. ``rollout_correction.bypass_mode=true`` takes the old log-probabilities
-from vLLM instead of computing them again.
+GPUs, which takes 0.4 of float32's processor time; a processor without AVX-512 computes in float32, as its ``words`` say.
+``rollout_correction.bypass_mode=true`` takes the old log-probabilities from vLLM instead of computing them again.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ from benchmarks.cells import (
     versions,
 )
 from benchmarks.presets import SHIPPED, SOLO, SOLO_PARTS
-from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, TASKS
+from benchmarks.pretrained_model import MAX_ANSWER_TOKENS, TASKS, precision
 
 REPO = Path(__file__).resolve().parents[1]
 SCRIPTS = REPO / "examples" / "cpu"
@@ -146,6 +146,7 @@ def overrides(key: Key, made: Path, run: Path) -> list[str]:
     budget = [] if preset == PLAIN else [f"adaptive.total_rollouts={variant.budget}", f"adaptive.seed={seed}"]
     # CERO plans with verl's number of steps; the others end with the rollouts, after more steps or fewer.
     steps = variant.steps * (1 if preset in ("cero", PLAIN) else 4)
+    computed = precision()
     estimator = "reinforce_plus_plus" if preset.startswith(REINFORCE) else "grpo"
     return [
         *ours,
@@ -171,8 +172,8 @@ def overrides(key: Key, made: Path, run: Path) -> list[str]:
         f"actor_rollout_ref.actor.ppo_mini_batch_size={variant.prompts // 2}",
         "actor_rollout_ref.actor.ppo_max_token_len_per_gpu=2048",
         f"actor_rollout_ref.actor.optim.lr={lr:g}",
-        "actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype=bf16",
-        "actor_rollout_ref.rollout.dtype=bfloat16",
+        f"actor_rollout_ref.actor.fsdp_config.mixed_precision.param_dtype={computed}",
+        f"actor_rollout_ref.rollout.dtype={computed}",
         "actor_rollout_ref.actor.calculate_entropy=true",
         'trainer.logger=["console","file"]',
         "trainer.project_name=pretrained",
