@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # From nothing to one comparison on a pretrained language model (SmolLM2-135M), on real verl and vLLM, without a GPU:
-# GRPO and solo at the same number of generated rollouts. 10 to 30 minutes a run on two cores.
+# GRPO and solo at the same number of generated rollouts. 10 to 30 minutes a run on two cores with AVX-512.
 #
 #   examples/pretrained_cpu.sh [options of benchmarks/pretrained.py]
 #
