@@ -126,14 +126,12 @@ def test_what_a_file_of_the_users_says_is_refused_too(chosen, more, word, plugin
     [
         ("+adaptve.seed=1", "did you mean adaptive.seed=1?"),
         ("+adpative.rounds=4", "did you mean adaptive.rounds=4?"),
-        ("+adaptivee.sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
         ("+adaptve.rounds=4", "did you mean adaptive.rounds=4?"),  # two mistakes, or an option that is gone
         ("+adaptiv=soloo", "did you mean +adaptive=soloo?"),
         ("+adaptve/sampler=cero", "did you mean adaptive/sampler=cero?"),
         ("+adaptive_seed=1", "+adaptive_seed=1: there is no adaptive_seed; did you mean adaptive.seed=1?"),
         ("++adaptive-total_rollout=64", "did you mean adaptive.total_rollout=64?"),
         ("+adaptiveSeed=1", "did you mean adaptive.seed=1?"),
-        ("+adaptive_sampler.p_easy=0.3", "did you mean adaptive.sampler.p_easy=0.3?"),
         ("+adaptive_sampler=cero", "did you mean +adaptive/sampler=cero?"),
         ("+adaptive_platform=cpu", "did you mean +adaptive/platform=cpu?"),
         ("+adaptive_solo=1", "+adaptive_solo=1: there is no adaptive_solo; did you mean +adaptive=solo?"),
@@ -141,9 +139,7 @@ def test_what_a_file_of_the_users_says_is_refused_too(chosen, more, word, plugin
         ("+adaptive/seed=1", "there is no adaptive/seed; did you mean adaptive.seed=1?"),
         ("+adaptive/samplr=cero", "did you mean +adaptive/sampler=cero?"),
         ("+adaptive=true", "must be a preset: write +adaptive=solo"),
-        ("+adaptive=null", "must be a preset: write +adaptive=solo"),
         ("+adaptive@mine=solo", "it has no effect below mine; write +adaptive=solo"),
-        ("+adaptive/sampler@mine=cero", "it has no effect below mine; write +adaptive/sampler=cero"),
     ],
 )
 def test_words_that_nobody_would_read(word, says) -> None:
@@ -160,18 +156,13 @@ def test_any_key_that_begins_like_ours_is_taken_for_ours_beside_a_preset() -> No
     "word",
     [
         "+adaptive=greso",
-        "+adaptive/sampler=cero",
         "+adaptive/sampler@adaptive.sampler=cero",
         "+adaptive/platform@_global_=cpu",
         "+adaptive.allocator.mine=1",
         "adaptive_kl.rate=1",
-        "adaptive.name=greso",
         "+adaptive@_global_=greso",
-        "adaptive/sampler@adaptive.sampler=cero",
         "+adaptative=mine",
-        "+adaptation.rate=1",
         "+adaptor.seed=1",
-        "trainer.logger=greso",
     ],
 )
 def test_keys_that_are_not_misspelt(word) -> None:
@@ -294,10 +285,8 @@ def test_every_program_of_the_installed_verl_is_known() -> None:
         ("verl.trainer.main_ppo", "verl.trainer.main_ppo"),
         ("/opt/verl/verl/trainer/main_ppo.py", "verl.trainer.main_ppo"),
         ("verl/experimental/one_step_off_policy/main_ppo.py", "verl.experimental.one_step_off_policy.main_ppo"),
-        ("recipe/dapo/main_dapo.py", None),
         ("mine/main_ppo.py", None),
         ("data.path=verl/trainer/main_ppo", None),
-        ("", None),
     ],
 )
 def test_programs_are_known_by_module_and_by_path(word, program) -> None:
