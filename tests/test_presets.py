@@ -3,22 +3,19 @@
 from __future__ import annotations
 
 import copy
-import os
 from dataclasses import asdict, dataclass, field
 from importlib.metadata import EntryPoint
-from importlib.util import find_spec
 from pathlib import Path
 
 import numpy as np
 import pytest
 import yaml
-from hydra import compose, initialize_config_dir, initialize_config_module
+from hydra import compose, initialize_config_module
 from hydra.errors import ConfigCompositionException, MissingConfigException
 from omegaconf import DictConfig, OmegaConf
 
 import hydra_configs.verl_adaptive
 import verl_adaptive.policy as policy
-from tests.cli.lines import MINIMAL
 from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
 from verl_adaptive.config import AdaptiveConfig
@@ -45,21 +42,6 @@ PRESETS = {
 #: Presets that spread a step's rollouts over more prompts.
 SPREAD = ("solo", "spo", "sao")
 ROLES = ("sampler", "allocator", "filter", "advantage")
-
-
-@pytest.fixture(scope="module")
-def of_verl():
-    """Composes verl's ``ppo_trainer`` with command-line overrides; verl itself is not imported."""
-    spec = find_spec("verl")
-    if spec is None:
-        pytest.skip("verl is not installed")
-    folder = os.path.join(spec.submodule_search_locations[0], "trainer", "config")
-
-    def with_overrides(*overrides: str) -> DictConfig:
-        with initialize_config_dir(folder, version_base=None):
-            return compose("ppo_trainer", overrides=list(overrides))
-
-    return with_overrides
 
 
 @pytest.fixture(scope="module")
@@ -337,23 +319,7 @@ def test_a_class_that_cannot_be_used_says_what_to_write(words, says, composed) -
 # -- what users write ---------------------------------------------------------------------------------------
 
 
-def test_the_command_line_wins_over_the_preset(of_verl) -> None:
-    config = of_verl("trainer.v1.trainer_mode=sync", "algorithm.adv_estimator=grpo", "+adaptive=aero")
-    assert config.trainer.v1.trainer_mode == "sync" and config.algorithm.adv_estimator == "grpo"
-
-
 def test_presets_with_an_advantage_of_their_own_choose_its_estimator(composed) -> None:
     chosen = {p: OmegaConf.select(composed(f"+adaptive={p}"), "algorithm.adv_estimator") for p in PRESETS}
     assert chosen == {p: find_part("advantage", PRESETS[p][3]).estimator or None for p in chosen} | {"sao": "gae"}
     assert chosen["aero"] == "adaptive_beta" and chosen["solo"] == "adaptive_memory"
-
-
-# -- verl's own validation ----------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    "words", [*((f"+adaptive={p}",) for p in PRESETS), ("+adaptive=greso", "+adaptive/platform=cpu")]
-)
-def test_verl_accepts_the_config(words, of_verl) -> None:
-    validate = pytest.importorskip("verl.utils.config").validate_config
-    validate(of_verl(*words, *MINIMAL), use_reference_policy=False, use_critic=False)
