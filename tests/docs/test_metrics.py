@@ -127,10 +127,3 @@ def test_reasons_are_those_of_the_filters_and_the_engine() -> None:
     rejected = {find_part("filter", name).rollout_reason for name in PARTS["filter"]}
     engines = "zero_advantage failed lost aborted expired incomplete stale gone none_left"
     assert reasons() == own | rejected | set(engines.split())
-
-
-def test_a_wrong_name_would_be_found() -> None:
-    """The rule above is a rule: names that verl reads otherwise than they are meant do exist."""
-    utils = pytest.importorskip("verl.trainer.ppo.v1.utils")
-    rule = utils.MetricsAggregator()._get_aggregation_type
-    assert rule("adaptive/groups/eliminated_share") == "min" and rule("adaptive/tokens/consumed") == "sum"

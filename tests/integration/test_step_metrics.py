@@ -26,14 +26,23 @@ MINIMAL = (
 )
 
 
+def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float], str]]:
+    """Result, metrics and line of each step of an engine and its world."""
+    engine, world = made
+    arrivals, out = Arrivals(world), []
+    for step in range(1, steps + 1):
+        result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
+        caplog.clear()
+        with caplog.at_level(logging.INFO, "verl_adaptive"):
+            metrics = step_metrics.step_metrics(engine, result, [], updates=0)
+        (record,) = caplog.records
+        out.append((result, metrics, record.getMessage()))
+    return out
+
+
 def test_every_step_has_a_line(caplog) -> None:
     engine, world = make_engine(sampler="greso", filter="informative", batch=8, n=8, M=40, p=np.linspace(0, 1, 40))
-    for step in (1, 2):
-        result = run_step(engine, world, step)
-        with caplog.at_level(logging.INFO, "verl_adaptive"):
-            caplog.clear()
-            metrics = step_metrics.step_metrics(engine, result, [], updates=0)
-        (line,) = [r.getMessage() for r in caplog.records]
+    for step, (result, metrics, line) in enumerate(lines_of(2, caplog, (engine, world)), 1):
         rollouts = result.ledger.rollouts
         informative = int(metrics["adaptive/groups/informative_total"])
         assert line.startswith(
@@ -41,7 +50,7 @@ def test_every_step_has_a_line(caplog) -> None:
         )
         assert informative == round(metrics["adaptive/groups/informative_share"] * len(result.groups))
         assert f"| {rollouts.generated} rollouts, {rollouts.trained / rollouts.generated:.0%} trained | " in line
-        assert line.endswith(f"epoch {engine.progress.epoch:.2f}") and "\n" not in line and len(line) < 160
+        assert line.endswith(f"epoch {metrics['adaptive/prompts/epoch']:.2f}") and "\n" not in line and len(line) < 160
 
 
 def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
@@ -90,19 +99,6 @@ def test_a_step_without_rollouts_has_a_line() -> None:
     assert ones.startswith("step 3: 1 group: 1 informative, all train | 2 rollouts, 50% trained")
     single = {f"adaptive/{name}": float("dropped" not in name) for name in names}
     assert "1 prompt of one rollout, all train | 1 rollout," in step_metrics.progress_line(single, 3, None, single=True)
-
-
-def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float], str]]:
-    """Result, metrics and line of each step of an engine and its world."""
-    engine, world = made
-    arrivals, out = Arrivals(world), []
-    for step in range(1, steps + 1):
-        result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
-        caplog.clear()
-        with caplog.at_level(logging.INFO, "verl_adaptive"):
-            metrics = step_metrics.step_metrics(engine, result, [], updates=0)
-        out.append((result, metrics, caplog.records[0].getMessage()))
-    return out
 
 
 def test_groups_of_one_are_prompts_and_not_called_uninformative(caplog) -> None:
