@@ -50,24 +50,6 @@ _CHECKPOINTS = "checkpoints"  # inside a run's own folder
 TABLES = (".parquet", ".jsonl", ".json", ".ndjson")
 _DEPTH, _DEEP = 4, 8  # levels of folders that are searched, the one that is named included; for `serve`
 _MOST = 500  # runs that are looked at
-#: What a run says of itself that is looked at, as far as it is text, a number or numbers by name: the files may be anybody's.
-_SAID = [
-    "alarms",
-    "signal",
-    "seed",
-    "run",
-    "preset",
-    "n",
-    "policy",
-    "package",
-    "step",
-    "checkpoints",
-    "success",
-    "tolerance",
-    "rollouts",
-    "began",
-]
-
 Kind = Literal["journal", "rollouts", "snapshot", "results"]
 #: What a training needs so that a store of its kind has validations; the other kinds never have any.
 VALIDATE: dict[str, str] = {
@@ -297,14 +279,16 @@ class Run:
 
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
-    def plain(value: Any) -> bool:
+    """What a run says of itself, as far as it is text, a number or numbers by name: the files may be anybody's."""
+
+    def number(value: Any) -> bool:
         return isinstance(value, int | float) and value == value
 
-    found = {name: meta[name] for name in _SAID if name in meta and (name != "began" or is_time(meta[name]))}
     return {
         name: value
-        for name, value in found.items()
-        if isinstance(value, str) or plain(value) or (isinstance(value, dict) and all(map(plain, value.values())))
+        for name, value in meta.items()
+        if (isinstance(value, str) or number(value) or (isinstance(value, dict) and all(map(number, value.values()))))
+        and (name != "began" or is_time(value))
     }
 
 
