@@ -235,13 +235,16 @@ def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
         assert server.close() == 0
 
 
-def test_listening_beyond_this_machine_is_asked_for(tmp_path, refusal) -> None:
+def test_listening_beyond_this_machine_is_asked_for(tmp_path, refusal, monkeypatch) -> None:
     serve = functools.partial(refusal, "serve", tmp_path, status=2)
     for host in ("0.0.0.0", "::", "192.168.1.5", "gpu7.lab"):
         assert "--allow-remote" in serve("--host", host)
         assert "Leave --token out" in serve("--host", host, "--allow-remote", "--token", "")
     for token in ("short", "é" * 20, "a\n" * 20):
-        assert "--token" in serve("--token", token)
+        assert "--token: at least 16" in serve("--token", token)
+        monkeypatch.setenv("VERL_ADAPTIVE_TOKEN", token)
+        assert "VERL_ADAPTIVE_TOKEN: at least 16" in serve()
+    monkeypatch.delenv("VERL_ADAPTIVE_TOKEN")
     assert "does not exist" in refusal("serve", "/no/where")
     assert "--port" in serve("--port", "70000")
 

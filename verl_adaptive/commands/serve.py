@@ -49,12 +49,6 @@ def _port(text: str) -> int:
     return value
 
 
-def _token(text: str) -> str:
-    if text and (len(text) < _LEAST or not text.isascii() or not text.isprintable()):
-        raise argparse.ArgumentTypeError(f"at least {_LEAST} letters, digits or signs of ASCII, or '' for none")
-    return text
-
-
 def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("store", metavar="DIR", help='a folder with runs below it, or a pattern: "runs/*"')
     parser.add_argument("--port", metavar="N", type=_port, default=8765, help="port; 0: any free one (default 8765)")
@@ -67,8 +61,6 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--token",
         metavar="TEXT",
-        type=_token,
-        default=os.environ.get(_VARIABLE) or None,
         help=f"what readers must know (default: {_VARIABLE} in the environment, else a new one each time); "
         "'': nothing, every user of this machine may read",
     )
@@ -89,7 +81,12 @@ def run(args: argparse.Namespace) -> int:
             f"--host {args.host}: other machines could reach this address, and nothing is encrypted, the token included. "
             "Forward the port with ssh -L instead, or add --allow-remote"
         )
-    token = secrets.token_urlsafe(32) if args.token is None else args.token
+    given, token = "--token", args.token
+    if token is None:
+        given, token = _VARIABLE, os.environ.get(_VARIABLE) or secrets.token_urlsafe(32)
+    if token and (len(token) < _LEAST or not token.isascii() or not token.isprintable()):
+        none = ", or '' for none" if given == "--token" else ""
+        raise UsageError(f"{given}: at least {_LEAST} letters, digits or signs of ASCII{none}")
     if not _is_loopback(args.host) and not token:
         raise UsageError(
             f"--host {args.host} --token '': everybody who can reach this address could read the runs. Leave --token out, or "
