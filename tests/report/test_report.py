@@ -350,7 +350,8 @@ def test_commands_on_the_page_say_what_identifies_a_prompt() -> None:
 def test_the_first_step_took_a_usual_one_s_time() -> None:
     hours, pace = hours_of(np.array([1, 2, 3]), np.array([1000.0, 1060.0, 1120.0]), np.zeros(3))
     assert (hours * 60).tolist() == pytest.approx([1, 2, 3]) and pace == 60
-    assert math.isnan(hours_of(np.array([1, 2]), np.array([1000.0, 1060.0]), np.arange(2))[1])  # of one step each
+    hours, pace = hours_of(np.array([1, 2]), np.array([1000.0, 1060.0]), np.arange(2))  # attempts of one step each
+    assert math.isnan(pace) and np.isnan(hours).all()  # they were said to have taken no time
 
 
 # -- figures ------------------------------------------------------------------------------------------------

@@ -282,8 +282,8 @@ def _nothing_common(runs: Sequence[Run], own: Mapping[str, set[str]]) -> str:
 def _measured(run: Run, validations: Sequence[dict[str, Any]], cost: str) -> tuple[Curve, dict[str, np.ndarray]]:
     """A run's curve of the headline metric, and what the run had spent at each of its points."""
     paid, found = spent(run), headline(validations)
-    if cost not in paid or not paid[cost].any():
-        raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost")
+    if cost not in paid or not (paid[cost] > 0).any():
+        raise AdaptiveError(f"{run.where} has no finished step, or not all its steps say what they cost in {cost}")
     measured = priced([validations[i] for i in found[-1].at.tolist()], paid)
     return found[-1], {name: np.array([one[name] for one in measured], float) for name in ("step", *COSTS)}
 

@@ -36,6 +36,7 @@ def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run
         if "rollouts" in course:
             at = max(0, int(np.searchsorted(course["rollouts"], limit, side="right")) - 1)
             hours, cut = float(course["hours"][at]), at < len(course["step"]) - 1
+            hours = None if np.isnan(hours) else hours
             then = run.until(int(course["step"][at])) if cut else run
         out.append(then)
         facts.append({**overview(then), "hours": hours, "cut": cut})

@@ -206,13 +206,14 @@ def hours_of(step: np.ndarray, wall: np.ndarray, attempt: np.ndarray) -> tuple[n
     """Hours of training at each step, and the latest pace in seconds a step.
 
     The time between the last step of one attempt and the first of the next is nobody's training: usual steps are
-    counted for it, and for the first. Between two steps of a journal may lie those that it never got.
+    counted for it, and for the first; where no attempt has two steps, nan. Between two steps of a journal may lie those that
+    it never got.
     """
     if not len(wall):
         return np.zeros(0), float("nan")
     took, apart = np.diff(wall), np.diff(step)
     inside = attempt[1:] == attempt[:-1]
-    usual = float(np.median(took[inside] / apart[inside])) if inside.any() else 0.0
+    usual = float(np.median(took[inside] / apart[inside])) if inside.any() else math.nan
     took = np.where(inside, np.maximum(took, 0.0), usual * apart)
     late = -max(5, len(took) // 5)
     pace = float(took[late:].sum() / apart[late:].sum()) if inside.any() else float("nan")
