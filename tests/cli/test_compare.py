@@ -16,6 +16,7 @@ import pytest
 from tests.cli.stores import make_run, without_steps
 from tests.stats.made import make_keys
 from verl_adaptive.commands.compare import page_of_runs
+from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.arms import Trial, outcomes, sentence
 from verl_adaptive.report.common import matched
@@ -264,6 +265,12 @@ def test_a_target_that_the_first_arm_never_reaches_is_a_share_of_all_that_it_spe
     of_both = outcomes(arms, target=0.3)
     assert of_both[1].shares == pytest.approx({1: 0.25})
     assert "b reaches 0.3 with 25% of the rollouts that a spends on it." in sentence(of_both, "rollouts", 0.3)
+
+
+def test_a_target_that_the_first_arm_has_before_it_trains_is_refused() -> None:
+    """ "b reaches 0.1 with 40% of the rollouts that a spends on it" was of all that a spends: it spends none on it."""
+    with pytest.raises(ConfigError, match=r"--target=0.1: a has 0.2 before its first step; .* above 0.2"):
+        outcomes({"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.0, 0.2)]}, target=0.1)
 
 
 def test_arms_that_are_all_shorter_than_another_are_said_to_be_compared_early(arms, call, tmp_path) -> None:

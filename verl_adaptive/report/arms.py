@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.report.course import priced, spent
 from verl_adaptive.report.learning_curve import Curve, headline
 from verl_adaptive.significance import difference
@@ -116,8 +116,15 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
         arms: name → its runs.
         target: the value whose cost is asked for; None: where the first arm ends with the same seed.
         whole: each run's own end, whatever it has spent.
+
+    Raises:
+        ConfigError: the first arm reaches the target before its first step, so that nothing is a share of that.
     """
     first = {trial.seed: trial for trial in next(iter(arms.values()))}
+    for trial in first.values():
+        if target is not None and trial.needed(target) == 0:
+            hint = f"{next(iter(arms))} has {trial.value[0]:g} before its first step; name a target above {trial.value[0]:g}"
+            raise ConfigError("--target", target, hint)
     ends: dict[int, float] = {}
     for trial in (trial for trials in arms.values() for trial in trials):
         ends[trial.seed] = np.inf if whole else min(ends.get(trial.seed, np.inf), float(trial.cost[-1]))
@@ -136,7 +143,7 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
             whole_cost = float(other.cost[-1])
             whole_cost = min(whole_cost, ends[trial.seed]) if target is None else other.needed(target) or whole_cost
             needed = made.needed[trial.seed] = trial.needed(aim)
-            made.shares[trial.seed] = needed / whole_cost if needed is not None and whole_cost else np.inf
+            made.shares[trial.seed] = needed / whole_cost if needed is not None else np.inf
             if out:
                 made.gains[trial.seed] = finals[trial.seed] - base[trial.seed]
         out.append(made)
