@@ -115,7 +115,7 @@ def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, True)
     _refuse_other_files(args.out)
     opened = open_run(args.store, identity=identity_from(args))
-    others = [] if args.against is None else open_runs(args.against, damaged=note, identity=identity_from(args))
+    others = [] if args.against is None else open_runs(args.against, damaged=note)
     against = [run for run in others if len(others) == 1 or run.id != opened.id]
     collected = collected_of(args, opened, against)
     page = render(collected)
