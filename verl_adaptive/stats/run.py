@@ -355,21 +355,16 @@ def open_runs(
 
 
 def _runs(places: Iterable[Place], **how: Any) -> tuple[list[Run], list[AdaptiveError]]:
-    """The runs in these places, each once, and why others cannot be read."""
-    found: list[Run] = []
+    """The runs in these places, each once, by the first path that leads to it; and why others cannot be read."""
+    found: dict[str, Run] = {}
     errors: list[AdaptiveError] = []
     for place in places:
         try:
-            found.append(Run(*place, **how))
+            run = Run(*place, **how)
+            found.setdefault(run.id, run)
         except AdaptiveError as error:
             errors.append(error)
-
-    def links(run: Run) -> int:
-        return sum(path.is_symlink() for path in (Path(run.where), *Path(run.where).parents))
-
-    # a run keeps its own path beside a `latest` that links to it
-    once = {run.id: run for run in sorted(found, key=links, reverse=True)}
-    return [run for run in found if once[run.id] is run], errors
+    return list(found.values()), errors
 
 
 def _named(text: str) -> list[str]:
