@@ -53,7 +53,7 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
 
     Returns:
         Counts, mean latest pass rates with the standard error of their difference, how many prompts differ at all and
-        significantly (and how many of these would by chance), and those that differ most clearly, in both directions.
+        significantly, and those that differ most clearly, in both directions.
     """
     rows = other.table.rows_for(one.table.keys, create=False)
     seen = one.table.col("visits") >= least
@@ -90,7 +90,6 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
         "worse_in_b": int((difference < 0).sum()),
         "clearly_better_in_b": int((clear & (difference > 0)).sum()),
         "clearly_worse_in_b": int((clear & (difference < 0)).sum()),
-        "clearly_by_chance": round(0.05 * int(clear.sum()), 1),
         "largest_gains_in_b": listed(np.array([i for i in order[::-1][:limit] if difference[i] > 0], dtype=np.int64)),
         "largest_losses_in_b": listed(np.array([i for i in order[:limit] if difference[i] < 0], dtype=np.int64)),
     }

@@ -118,7 +118,7 @@ def state_of(run: Run) -> dict[str, Any]:
     Returns:
         ``version`` (changes with every step and validation), ``step``, ``generated``, ``plan`` or ``budget`` (the steps or the
         rollouts that are planned: whichever ends the run, as it goes now), ``validation``, ``best`` and ``curve``
-        (of the mean over sources), ``metric``, ``updated`` (seconds since 1970, or None), ``running`` and ``done``.
+        (of the mean over sources), ``updated`` (seconds since 1970, or None), ``running`` and ``done``.
     """
     run = run.again()
     newest, validations = run.newest(), run.validations()
@@ -148,7 +148,6 @@ def state_of(run: Run) -> dict[str, Any]:
         "validation": None if curve is None else float(curve.values[-1]),
         "best": None if curve is None else float(curve.values.max()),
         "curve": [] if curve is None else curve.values[-200:].tolist(),
-        "metric": None if curve is None else curve.metric,
         "updated": updated,
         "done": max(along.values(), default=0.0) >= 1,
         "running": updated is not None and time.time() - updated < max(180.0, 5 * pace),
