@@ -213,7 +213,9 @@ def test_a_folder_or_a_pattern_leads_to_several_runs(tmp_path, call, refusal) ->
     assert call("compare", tmp_path / "runs" / "a", tmp_path / "elsewhere", "--visits", "1")[0] == 0
     assert call("compare", tmp_path / "runs")[0] == 0
     said = refusal("compare", tmp_path / "elsewhere")
-    assert "two arms or more are compared" in said and "leads to 1" in said
+    assert "two arms or more are compared" in said and "with 1 run: " in said
+    said = refusal("compare", f"x={tmp_path / 'runs' / 'a'}", f"x={tmp_path / 'runs' / 'b'}")
+    assert "the only arm is x, with 2 runs" in said
 
 
 def test_a_link_is_no_other_run_and_a_damaged_one_hides_none(tmp_path, call) -> None:

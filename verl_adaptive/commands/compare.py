@@ -174,10 +174,11 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
         names = [f"{name} ({place})" for place, name in enumerate(names, 1)]
     arms = dict(zip(names, found.values(), strict=True))
     if len(arms) < 2:
-        (runs,) = arms.values()
+        ((name, runs),) = arms.items()
         there = ", ".join(run.source for run in runs[:6])
         raise AdaptiveError(
-            f"two arms or more are compared: 'grpo=runs/grpo-s*' 'solo=runs/solo-s*'; {args.arms[0]} leads to {len(runs)}: {there}"
+            f"two arms or more are compared: 'grpo=runs/grpo-s*' 'solo=runs/solo-s*'; the only arm is {name}, with "
+            f"{counted(len(runs), 'run')}: {there}"
         )
     return arms
 

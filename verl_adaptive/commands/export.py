@@ -141,7 +141,8 @@ def _judged(opened: Any, wanted: Expression, args: argparse.Namespace) -> tuple[
     if not known.any():
         raise AdaptiveError(
             f"none of the {len(keys)} rows of {args.data} is in {opened.where}. A row is found by its data source, "
-            "messages and ground truth together, or by --id-key: is this the run's data set?"
+            "messages and ground truth together, or by --id-key; in verl's rollouts by its text and expected answer. Is this the "
+            "run's data set?"
         )
     if not keep.any():
         raise AdaptiveError(
