@@ -21,7 +21,7 @@ STATIC = ("--batch", 8, "--steps", 6, "--pool", "static:prompts=100", "--seeds",
 def test_presets_that_cannot_be_are_left_out_unless_they_are_named(call) -> None:
     words = ("--batch", 8, "--steps", 1, "--pool", "static:prompts=100", "--seeds", "0", "--n", 2)
     status, out, err = call("simulate", *words)
-    assert status == 0 and "greso" in out and "pilot_commit" not in out
+    assert status == 0 and "greso" in out and "pilot_commit" not in out and "a step, 1 step a run, 1 seed" in out
     assert "left out: pilot_commit: adaptive.allocator.n_pilot" in err
 
 
@@ -77,6 +77,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--budget", 5120, "--steps", 3), 2, "not allowed with argument"),
         (("--batch", 4001), 2, "more than the 4000 prompts"),
         (("--batch", 0), 2, "must be 1 or greater"),
+        (("--pool", "", "--steps", 1, "--batch", 4), 2, "--pool='': no such pool; there are mixed,"),
         (("--n", 2, "--preset", "pilot_commit"), 2, "pilot_commit: adaptive.allocator.n_pilot"),
         (("--clock", "--sigma", "inf"), 2, "'inf' is not a finite number"),
         (("--jobs", 0), 2, "must be 1 or greater"),

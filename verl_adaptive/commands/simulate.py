@@ -259,7 +259,7 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
     """The pool, or None where a trace takes its own course; and the trace, or None."""
     if args.trace is None:
         check(args.threshold is None, "--threshold", args.threshold, "is about the scores of a trace; add --trace")
-        return parse_pool(args.pool or "mixed"), None
+        return parse_pool("mixed" if args.pool is None else args.pool), None
     trace = read_trace(args.trace, threshold=0.5 if args.threshold is None else args.threshold)
     judged = trace.kind in ("journal", "snapshot")
     check(
@@ -268,7 +268,7 @@ def _pool(args: argparse.Namespace) -> tuple[Any, Any]:
         args.threshold,
         f"a {trace.kind} knows which rollouts succeeded; leave it out",
     )
-    return parse_pool(args.pool) if args.pool else None, trace
+    return None if args.pool is None else parse_pool(args.pool), trace
 
 
 # -- running ----------------------------------------------------------------------------------------------------------
@@ -332,7 +332,7 @@ def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
 
 def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, merit: str, said: str) -> None:
     out, setting = console(), about["setting"]
-    what = f"{setting['budget']:,} rollouts a run" if setting["budget"] else f"{setting['steps']:,} steps a run"
+    what = counted(*((setting["budget"], "rollout") if setting["budget"] else (setting["steps"], "step")))
     where = f"pool {about['pool_name']}"
     if "trace" in about:
         trace = about["trace"]
@@ -341,7 +341,7 @@ def _print(about: dict[str, Any], summary: list[dict[str, Any]], limits: str, me
         where += f", whose rates move as in pool {about['pool_name']}" * (about["pool"] is not None)
     seeds = summary[0]["seeds"]
     out.print(
-        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what}, {counted(seeds, 'seed')}\n",
+        f"{where}; {setting['batch']} prompts x {setting['n']} rollouts a step, {what} a run, {counted(seeds, 'seed')}\n",
         soft_wrap=True,
     )
     if said:
