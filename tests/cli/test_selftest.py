@@ -287,6 +287,7 @@ def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, 
             inspect.validate(config)
         found = settings(words)
         assert found["strategy"] == ("fsdp" if gpus else "fsdp2") and found["engine"].startswith("vllm")
+        assert found["actor dtype"] == ("bfloat16" if gpus else "float32")  # the page said bfloat16 of both
         assert found["ranks"] == (max(1, gpus) if mode != "separate_async" or not gpus else 2)
         sdpa = config.actor_rollout_ref.model.override_config.get("attn_implementation") == "sdpa"
         assert sdpa == (not gpus or not flash) and config.actor_rollout_ref.model.use_remove_padding == (not sdpa)

@@ -241,6 +241,7 @@ def machine() -> dict[str, Any]:
 def settings(words: list[str]) -> dict[str, Any]:
     """What verl's overrides amount to: strategy, engine, replicas, parallelism, dtype."""
     from hydra import compose, initialize_config_module
+    from verl.utils.torch_dtypes import PrecisionType
 
     from verl_adaptive.integration.facts import replicas_of
 
@@ -248,6 +249,10 @@ def settings(words: list[str]) -> dict[str, Any]:
         config = compose("ppo_trainer", overrides=words)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
     packages = [name for name in (rollout.name, f"{rollout.name}-cpu") if version_of(name)]
+    computed = "the engine's own"
+    if actor.strategy in ("fsdp", "fsdp2"):  # whose engine does not read fsdp_config.dtype
+        mixed = actor.fsdp_config.get("mixed_precision") or {}
+        computed = str(PrecisionType.to_dtype(mixed.get("param_dtype", "bf16"))).removeprefix("torch.")
     return {
         "strategy": actor.strategy,
         "ranks": config.trainer.n_gpus_per_node
@@ -257,7 +262,7 @@ def settings(words: list[str]) -> dict[str, Any]:
         "replicas": replicas_of(config),
         "TP": rollout.tensor_model_parallel_size,
         "rollout dtype": rollout.dtype,
-        "actor dtype": (actor.get("fsdp_config") or {}).get("dtype", "the engine's own"),
+        "actor dtype": computed,
         "free_cache_engine": rollout.free_cache_engine,
         "longest answer": config.data.max_response_length,
     }
