@@ -293,6 +293,24 @@ def test_the_words_of_a_run_compose_and_validate(gpus, flash, preset, tmp_path, 
         assert sdpa == (not gpus or not flash) and config.actor_rollout_ref.model.use_remove_padding == (not sdpa)
 
 
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_the_words_of_every_preset_compose_and_validate(gpus, stages, tmp_path, monkeypatch) -> None:
+    """Those of `sao` were refused: it has a critic, and not the estimator of the others."""
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
+    said: list[list[str]] = []
+    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: (gpus, ""))
+    monkeypatch.setattr(suite, "has_flash_attn", lambda: False)
+    monkeypatch.setattr(
+        suite, "_train", lambda folder, words, *_, **__: said.append(words) or ProcessRun(folder, 0, "")
+    )
+    assert suite.examine(tmp_path, presets=suite.PRESETS).passed
+    for name, words in zip(suite.PRESETS, said[1:], strict=True):  # after plain verl
+        config = composing.compose(composing.Command.parse(words))
+        inspect.validate(config)
+        assert config.adaptive.name == name and config.critic.model.override_config.attn_implementation == "sdpa"
+
+
 def test_what_was_exported_for_something_else_does_not_reach_the_runs(monkeypatch) -> None:
     """`ray job submit` hands its job's packages on, which another cluster does not have; a CPU platform is none of a GPU's."""
     monkeypatch.setenv("RAY_JOB_CONFIG_JSON_ENV_VAR", '{"runtime_env": {"working_dir": "gcs://_ray_pkg_1.zip"}}')

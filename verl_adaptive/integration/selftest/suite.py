@@ -209,7 +209,7 @@ def examine(
         tried(name, lambda item: _judged(item, trained(item, [*said, RECORD], mode), beside))
 
     for name in presets:
-        preset(f"+adaptive={name}", [f"+adaptive={name}"], beside=plain)
+        preset(f"+adaptive={name}", [f"+adaptive={name}", *BESIDE.get(name, ())], beside=plain)
     if not presets:
         where = folder / "runs" / "killed"
         own = [*words(folder, gpus), "+adaptive=greso", RECORD, *_own(where, RESUMED, SAVE_EVERY), *overrides]
@@ -227,6 +227,8 @@ def examine(
 
 
 RECORD = "adaptive.record=true"
+#: What a preset's run has beside its name: `sao` a critic, and an actor that trains before that has warmed up.
+BESIDE = {"sao": ("algorithm.adv_estimator=gae", "trainer.critic_warmup=0")}
 #: Gives rows of `solo` no advantage, so that rows are left out of training.
 THINNED = "adaptive.advantage.thin=1"
 #: Items in which there are such rows.
@@ -465,7 +467,8 @@ def on_gpus(gpus: int) -> list[str]:
     ]
     if has_flash_attn():
         return made
-    return [*made, f"+{model}.override_config.attn_implementation=sdpa", f"{model}.use_remove_padding=false"]
+    without = ("override_config.attn_implementation=sdpa", "use_remove_padding=false")
+    return [*made, *(f"{'+' * ('.' in word)}{whose}.{word}" for whose in (model, "critic.model") for word in without)]
 
 
 def has_flash_attn() -> bool:
