@@ -174,6 +174,22 @@ FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
         WHY | {"decide": says(lambda g, _: ~g.degenerate())},
         r"decide must answer Verdict\(keep, reason\)",
     ),
+    # rewards and counts that the engine, the store and the other parts read
+    "Centres": (
+        Filter,
+        WHY | {"decide": verdict(keep=lambda g: g.reward.__isub__(0.5) > 0)},
+        r"Centres\)\.decide fails: ValueError: .*read-only",
+    ),
+    "Learns": (
+        Sampler,
+        EVERY | {"observe": says(lambda g, _: g.signal.fill(0))},
+        r"Learns\)\.observe fails: ValueError: .*read-only",
+    ),
+    "Counts_down": (
+        Allocator,
+        {"first": first, "review": says(0), "most": says(lambda n, _: n.__isub__(4))},
+        r"most fails: ValueError: .*read-only",
+    ),
     "Groupwise": (
         Advantage,
         {"zero": says(lambda g, _: np.zeros(len(g), bool))},

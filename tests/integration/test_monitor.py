@@ -101,7 +101,7 @@ def test_a_bare_number_that_is_graded_late_is_no_unused_acc(monkeypatch, told) -
     monkeypatch.setattr(monitor, "_fields", lambda keys: asked.append(step) or frozenset({"acc"} if step > 4 else ()))
     for step in range(1, 7):
         result = run_step(engine, world, step)
-        result.groups.reward[0] = 0.1 * (step == 3)
+        result.groups.reward = np.append(0.1 * (step == 3), result.groups.reward[1:])
         out = looker.step(step, result, [])
     assert asked == [4, 5]  # once it is graded, until an acc differs
     assert out["adaptive/alarm/unused_acc"] == 1

@@ -35,6 +35,10 @@ def ask(part: Role, method: str, *about: Any) -> Any:
         AdaptiveError: it fails; says which part, and where.
     """
     table = getattr(part, "table", None)
+    for value in about:  # the engine and the other parts read it afterwards
+        for array in vars(value).values() if isinstance(value, Groups) else (value,):
+            if isinstance(array, np.ndarray):
+                array.flags.writeable = False
     try:
         with nullcontext() if table is None else table.read_only():
             return getattr(part, method)(*about)
@@ -51,7 +55,6 @@ def ask(part: Role, method: str, *about: Any) -> Any:
 
 def admit(part: Sampler, rows: np.ndarray, position: np.ndarray, progress: Progress) -> np.ndarray:
     """bool ``(k,)``: prompts of the stream that are let through."""
-    rows.flags.writeable = False  # the engine reads them afterwards
     return _flags(part, "admit", ask(part, "admit", rows, position, progress), len(rows), "prompt")
 
 
