@@ -184,6 +184,13 @@ def checked(role: str, name: str, part: Any) -> type[Role]:
 
 #: Per role: what a class says, how to tell, what is used only then, and what is then needed.
 _USED: tuple[tuple[type[Role], str, Callable[[Any], bool], tuple[str, ...], tuple[str, ...]], ...] = (
+    (
+        Role,
+        "state_dict",
+        lambda part: part.state_dict is not Role.state_dict,
+        ("load_state_dict",),
+        ("load_state_dict",),
+    ),
     (Sampler, "kind = 'pool'", lambda part: part.kind == "pool", ("pick",), ("pick",)),
     (Sampler, "kind = 'stream'", lambda part: part.kind == "stream", ("admit", "decided"), ("admit",)),
     (
@@ -248,6 +255,10 @@ def _never_asked(part: type[Role]) -> str:
         taken = [name for name in names if name in OUTCOMES]
         if taken:
             return f"gives the reason {taken[0]!r}, a word of the engine's own; take another than {', '.join(OUTCOMES)}"
+        bent = [(name, word) for name in names for word in ("max", "min") if word in name.lower()]
+        if bent:
+            name, word = bent[0]
+            return f"gives the reason {name!r}, with {word!r} in it: verl would take its counts' {word}, not their sum; rename it"
     return ""
 
 
@@ -401,6 +412,8 @@ class Policy(PolicyParts):
         """Join a run; see :meth:`Role.bind`."""
         for part in self:
             ask(part, "bind", table, facts)
+            if getattr(part, "table", None) is not table:
+                raise AdaptiveError(f"{who(part)}.bind must call super().bind(table, facts)")
 
     def observe(self, groups: Groups, progress: Progress) -> None:
         """Show closed groups to every role."""
