@@ -20,10 +20,12 @@ from verl_adaptive.allocators.fixed import Fixed
 from verl_adaptive.allocators.pilot_commit import PilotCommit
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.filters.keep_all import KeepAll
 from verl_adaptive.policy import PARTS, build_policy, find_part
 from verl_adaptive.roles import Filter, Sampler
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.samplers.rounds import RoundConfig
+from verl_adaptive.stats.table import Column
 
 ADAPTIVE = Path(hydra_configs.verl_adaptive.__file__).parent / "adaptive"
 
@@ -128,7 +130,7 @@ def third_party(monkeypatch, composed):
 
     def have(**entries: str) -> None:
         points = {k.replace("_", ".", 1): v for k, v in entries.items()}
-        made = {name: EntryPoint(name, value, policy.ENTRY_POINT_GROUP) for name, value in points.items()}
+        made = {n: [EntryPoint(n, v, policy.ENTRY_POINT_GROUP) for v in values.split()] for n, values in points.items()}
         monkeypatch.setattr(policy, "_third_party", lambda: made)
         composed.forget()
 
@@ -193,6 +195,34 @@ def test_a_part_does_not_take_the_place_of_a_shipped_one(third_party, composed) 
         ConfigError, match=r"adaptive\.filter\.name='band': .*entry point .*:Unfinished; rename that one"
     ):
         build_policy(adaptive(composed("+adaptive=pilot_commit")))
+
+
+def test_two_packages_with_one_name_are_told(third_party, composed) -> None:
+    """The package that came later on Python's path decided, and nothing said so."""
+    third_party(sampler_mine=f"{__name__}:Mine {__name__}:Counting")
+    assert build_policy(adaptive(composed("+adaptive=dapo"))).sampler.name == "epoch"
+    with pytest.raises(
+        ConfigError, match=r"sampler\.name='mine': is the name of the entry points .*:Counting and .*:Mine; rename one"
+    ):
+        build_policy(adaptive(composed("+adaptive=dapo", "adaptive/sampler=mine")))
+
+
+class Counting(Mine):
+    columns = {"seen": Column("i4")}
+
+
+class CountingToo(KeepAll):
+    name, columns = "mine", {"seen": Column("i4")}
+
+
+def test_two_parts_do_not_share_a_column(composed) -> None:
+    """Each visit counted twice in it."""
+    parts = [f"adaptive.sampler.name={__name__}:Counting", f"adaptive.filter.name={__name__}:CountingToo"]
+    assert build_policy(adaptive(composed("+adaptive=dapo", parts[0]))).sampler.name == "mine"
+    with pytest.raises(
+        ConfigError, match=r"adaptive\.filter\.name='mine': has the column 'seen', and so has the sampler"
+    ):
+        build_policy(adaptive(composed("+adaptive=dapo", *parts)))
 
 
 # -- what a part can do -------------------------------------------------------------------------------------

@@ -71,9 +71,12 @@ ENTRY_POINT_GROUP = "verl_adaptive.policies"
 
 
 @functools.cache
-def _third_party() -> dict[str, EntryPoint]:
+def _third_party() -> dict[str, list[EntryPoint]]:
     """Parts of other packages, by entry-point name; scanning the environment takes tens of milliseconds."""
-    return {ep.name: ep for ep in entry_points(group=ENTRY_POINT_GROUP)}
+    found: dict[str, list[EntryPoint]] = {}
+    for entry in entry_points(group=ENTRY_POINT_GROUP):
+        found.setdefault(entry.name, []).append(entry)
+    return found
 
 
 def available(role: str) -> list[str]:
@@ -92,10 +95,13 @@ def find_part(role: str, name: str) -> type[Role]:
         return _by_path(role, name)
     theirs = _third_party().get(f"{role}.{name}")
     if theirs is not None:
-        hint = f"is the name of a {role} that ships with verl-adaptive, and of the entry point {theirs.value}; rename that one"
+        values = sorted({entry.value for entry in theirs})
+        hint = f"is the name of a {role} that ships with verl-adaptive, and of the entry point {values[0]}; rename that one"
         check(name not in PARTS[role], f"adaptive.{role}.name", name, hint)
+        hint = f"is the name of the entry points {' and '.join(values)}; rename one, or uninstall its package"
+        check(len(values) == 1, f"adaptive.{role}.name", name, hint)
         try:
-            part = theirs.load()
+            part = theirs[0].load()
         except Exception as error:
             raise ConfigError(
                 f"adaptive.{role}.name", name, f"is of another package, which fails to load: {error}; reinstall it"
@@ -397,7 +403,12 @@ def build_policy(config: AdaptiveConfig) -> Policy:
     """
     made: dict[str, Any] = {role: make_part(role, getattr(config, role)) for role in PARTS}
     policy = Policy(**made)
+    owners: dict[str, str] = {}
     for part in policy:
+        for column in part.columns:
+            owner = owners.setdefault(f"{part.name}.{column}", part.role)
+            hint = f"has the column {column!r}, and so has the {owner} of that name: they would share it; rename one of the two"
+            check(owner == part.role, f"adaptive.{part.role}.name", part.name, hint)
         ask(part, "check_policy", policy, config)
     return policy
 

@@ -25,7 +25,7 @@ def third_party(call, monkeypatch):
     """What is listed where these entry points, by name, are installed."""
 
     def listed(**points: str) -> dict:
-        made = {name: EntryPoint(name, value, policy.ENTRY_POINT_GROUP) for name, value in points.items()}
+        made = {name: [EntryPoint(name, value, policy.ENTRY_POINT_GROUP)] for name, value in points.items()}
         monkeypatch.setattr(policy, "_third_party", lambda: made)
         return json.loads(call("parts", "--json")[1])
 
