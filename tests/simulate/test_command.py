@@ -70,6 +70,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     ("words", "status", "message"),
     [
         (("adaptive.sampler.p_easy=0.3",), 2, "overrides of one preset go into its own quotes"),
+        (("--preset", "dapo adaptive/sampler=mops"), 2, "adaptive/sampler=mops: did you mean mopps?; overrides of"),
         (("--preset", "dapo adaptive.sampler.p_easy=0.3"), 2, "p_easy: is an option of adaptive/sampler=greso"),
         (("--threshold", "nan"), 2, "'nan' is not a finite number"),
         (("--trace", "/nowhere"), 1, "/nowhere does not exist"),

@@ -63,7 +63,7 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
     """The ``adaptive`` group as plain values; Hydra takes a tenth of a second, and every seed of a preset asks."""
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
-    from hydra.errors import HydraException
+    from hydra.errors import HydraException, MissingConfigException
     from omegaconf import OmegaConf
     from omegaconf.errors import OmegaConfBaseException
 
@@ -81,6 +81,9 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
                 chooses = ("adaptive/", *(f"adaptive.{role}.name=" for role in KINDS))
                 chosen = _composed(name, tuple(word for word in overrides if word.startswith(chooses)))
                 said = f"{unknown[1]}: {option_hint(unknown[1], chosen)}"
+            elif isinstance(error, MissingConfigException) and error.missing_cfg_file:
+                group, _, value = error.missing_cfg_file.rpartition("/")
+                said = f"{group}={value}: {nearest(value, error.options or ())}"
             raise UsageError(f"{words}: {said}; overrides of one preset go into its own quotes") from error
         hint = nearest(name, [*preset_names(), *REFERENCES, *PEERS])
         raise ConfigError("--preset", name, f"no such preset; {hint}") from None
