@@ -376,3 +376,22 @@ def test_a_suite_says_what_it_compared():
     suite_of_a_cursor = type("Suite", (SamplerConformance,), {"make": lambda self: _Cursor({})})()
     with pytest.raises(AssertionError, match=r"assert \[\["):
         suite_of_a_cursor.test_arrival_order_does_not_matter()
+
+
+class _LeaveOneOut(Advantage):
+    """Gives equal rewards a zero but for rounding, and calls it exact."""
+
+    name = estimator = "leave_one_out"
+
+    def compute(self, reward, group_of, observed):
+        n, total = (np.bincount(group_of, weights=w)[group_of] for w in (None, reward))
+        return reward - (total - reward) / np.maximum(n - 1, 1)
+
+    def zero(self, groups, trains):
+        return trains & (groups.n > 1)[groups.group_of] & groups.rollout_mask(groups.spread(groups.reward) == 0)
+
+
+def test_a_suite_says_which_zero_is_none():
+    suite = type("Suite", (AdvantageConformance,), {"make": lambda self: _LeaveOneOut({})})()
+    with pytest.raises(AssertionError, match=r"zero names a rollout to which compute gives .*: not exactly zero"):
+        suite.test_zero_means_zero()

@@ -93,7 +93,10 @@ class AdvantageConformance(PartConformance):
         assert zero.shape == trains.shape and zero.dtype == bool
         assert not (zero & ~trains).any(), "a rollout that does not train is called a zero"
         out = made.compute(groups.reward[trains], groups.group_of[trains], groups)
-        assert (out[zero[trains]] == 0).all()
+        named = out[zero[trains]]
+        assert (named == 0).all(), (
+            f"zero names a rollout to which compute gives {named[named != 0][0]}: not exactly zero"
+        )
         rest = trains & ~zero
         few = made.compute(groups.reward[rest], groups.group_of[rest], groups)
         np.testing.assert_allclose(
