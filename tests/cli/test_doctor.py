@@ -257,6 +257,9 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
     status, found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'earlier'}")
     assert status == 0 and re.search(r"\([1-9]\d* prompts there\)", found["run"]["detail"]), found
+    (tmp_path / "one.jsonl").write_text(f'{{"key": "{"ab" * 16}", "n": 8, "successes": 3}}\n')
+    found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'one.jsonl'}")[1]
+    assert "(1 prompt there)" in found["run"]["detail"], found
 
 
 @pytest.mark.parametrize(

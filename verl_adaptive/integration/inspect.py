@@ -31,6 +31,7 @@ from verl_adaptive.stats import warm_start
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.keys import KEY_DTYPE
 from verl_adaptive.stats.table import StatsTable
+from verl_adaptive.text import counted
 
 #: Bytes of training files from which they are not read: it would take minutes.
 _READ = 4e9
@@ -288,7 +289,7 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     if adaptive.warm_start is not None and not known:
         known_prompts = _warm_start(plan)
         notes.append(
-            f"starts with the statistics of {adaptive.warm_start} ({known_prompts:,} prompts there), weighted "
+            f"starts with the statistics of {adaptive.warm_start} ({counted(known_prompts, 'prompt')} there), weighted "
             f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
         )
     return replace(plan, notes=(*plan.notes, *notes), first_round=_first_round(plan), resume=resume)
