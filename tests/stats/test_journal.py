@@ -336,6 +336,48 @@ def test_an_attempt_that_could_not_be_begun_is_begun_again(name, steps, tmp_path
     assert len(run.prompts) == len(KEYS)
 
 
+@pytest.mark.parametrize("call", ["fstat", "close"])
+def test_what_is_open_of_a_deleted_folder_is_let_go(call, tmp_path: Path, monkeypatch) -> None:
+    """Another client of an NFS had put a copy in its place: every later step was lost. What could not be closed was closed
+    again later, when its number was another file's, or ended the training."""
+    real = getattr(os, call)
+
+    def refuses(descriptor: int) -> object:
+        name = os.readlink(f"/proc/self/fd/{descriptor}")
+        found = real(descriptor)
+        if name.startswith(str(tmp_path)) and name.endswith("(deleted)"):
+            raise OSError(errno.ESTALE, "Stale file handle")
+        return found
+
+    with begun(tmp_path / "j", 1) as writer:
+        shutil.copytree(tmp_path / "j", tmp_path / "copy")
+        shutil.rmtree(tmp_path / "j")
+        (tmp_path / "copy").rename(tmp_path / "j")
+        monkeypatch.setattr(os, call, refuses)
+        commit(writer, 2)
+        assert written(writer, 5) and steps_of(tmp_path / "j") == [1, 2]
+        subprocess.run(["rm", "-r", tmp_path / "j"], check=True)
+
+
+def test_a_full_disk_costs_no_descriptors(tmp_path: Path, monkeypatch) -> None:
+    """Where the folder was deleted, too, one a step."""
+
+    def full(*_: object) -> int:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with begun(tmp_path / "j", 1) as writer:
+        shutil.rmtree(tmp_path / "j")
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "pwrite", full)
+            commit(writer, 2)
+            assert not written(writer, 0.5)
+            before = len(os.listdir("/proc/self/fd"))
+            commit(writer, 3)
+            assert not written(writer, 0.5)
+            assert len(os.listdir("/proc/self/fd")) == before
+    assert steps_of(tmp_path / "j") == [2, 3]
+
+
 HOLDER = """
 import sys, time
 from verl_adaptive.stats import Journal

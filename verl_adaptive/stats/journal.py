@@ -20,6 +20,7 @@ attempt by making its folder, which is atomic; the writer of an older attempt no
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
 import hashlib
@@ -232,9 +233,8 @@ class Journal:
         self._ends, self._head_crc = {_GROUPS: len(head)}, zlib.crc32(head)
 
     def _release(self) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files = {}
+        while self._files:
+            _close(self._files.popitem()[1])
 
     def close(self) -> None:
         """Write what waits, for a while; say what could not be written, and let the run go."""
@@ -251,7 +251,7 @@ class Journal:
 
     def _unlock(self) -> None:
         if self._lock is not None:
-            os.close(self._lock[0])
+            _close(self._lock[0])
             _HELD.discard(self._lock[1])
             self._lock = None
 
@@ -572,8 +572,10 @@ def _is_lock_of(folder: Path, descriptor: int) -> bool:
     """Whether this open file is still the folder's lock."""
     try:
         return os.path.samestat(os.stat(folder / _LOCK), os.fstat(descriptor))
-    except FileNotFoundError:
-        return False
+    except OSError as error:
+        if error.errno in (errno.ENOENT, errno.ESTALE):  # stale: another client of the NFS has deleted it
+            return False
+        raise
 
 
 def _lock(folder: Path) -> tuple[int, tuple[int, str]]:
@@ -601,7 +603,14 @@ def _lock(folder: Path) -> tuple[int, tuple[int, str]]:
             if error.errno not in (errno.EACCES, errno.EAGAIN):
                 raise
             raise _busy(folder, holder or "another process") from None
-    os.ftruncate(descriptor, 0)
-    os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
+    with contextlib.suppress(OSError):  # for people to read; the lock is held, also on a full disk
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode(), 0)
     _HELD.add(entry)
     return descriptor, entry
+
+
+def _close(descriptor: int) -> None:
+    """Close what is synced already; a full NFS may refuse that too, and the descriptor is gone all the same."""
+    with contextlib.suppress(OSError):
+        os.close(descriptor)
