@@ -12,10 +12,13 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import make_run, write_dataset
+from tests.stats.made import written
+from tests.stats.test_journal import begun, commit
 from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats import (
+    Journal,
     StatsTable,
     StoreError,
     dumps,
@@ -28,6 +31,7 @@ from verl_adaptive.stats import (
 from verl_adaptive.stats.dataset import keys_of
 from verl_adaptive.stats.dumps import said_of
 from verl_adaptive.stats.keys import dataset_keys, key_hex
+from verl_adaptive.stats.snapshot import MANIFEST
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +79,34 @@ def test_a_run_cut_at_a_step_has_its_prompts_of_then(made: tuple[Path, StatsTabl
     assert cut.table.col("last_step").max() == 3 and whole.table.col("last_step").max() == 6 and cut.retired is None
     assert {step for page in cut.observations() for step in page.column("step").to_pylist()} == {1, 2, 3}
     assert cut.steps.column("step").to_pylist() == [1, 2, 3]
+
+
+def test_steps_that_a_checkpoint_has_and_the_journal_has_not_are_missing(tmp_path: Path) -> None:
+    """Whose disk was full until the run ended: it looked like a run that had ended earlier."""
+
+    def train(after: int, *steps: int, parent: str = "") -> str:
+        with Journal(tmp_path / "adaptive") as journal:
+            journal.begin(after, parent=parent)
+            for step in steps:
+                commit(journal, step)
+            return journal.id
+
+    first = train(0, 1, 2)
+    snapshot = tmp_path / "global_step_4" / "adaptive"
+    write_snapshot(snapshot, StatsTable(), {}, meta={"step": 4, "attempt": first})
+    assert open_run(tmp_path).gaps() == [(3, 4, "not written when global_step_4 was saved")]
+    assert open_run(tmp_path).until(2).gaps() == []
+    with begun(tmp_path / "one", 1, 2) as journal:
+        meta = {"step": 3, "attempt": journal.id}
+        write_snapshot(tmp_path / "one" / "global_step_3" / "adaptive", StatsTable(), {}, meta=meta)
+        read_before = open_run(tmp_path / "one")
+        assert read_before.steps.num_rows == 2
+        commit(journal, 3)
+        assert written(journal) and read_before.gaps() == []
+    train(2, 3, parent=first)  # from an earlier checkpoint: what came after it does not count
+    assert open_run(tmp_path).gaps() == []
+    (snapshot / MANIFEST).write_text("")
+    assert open_run(tmp_path).gaps() == []
 
 
 @pytest.mark.parametrize("name", ["pipe", "1.jsonl", "attempt-0/attempt.json", "global_step_1/adaptive/manifest.json"])

@@ -215,7 +215,25 @@ class Run:
     def gaps(self) -> list[tuple[int, int, str]]:
         """``(first step, last step, reason)`` of steps that the journal never got."""
         with reading(self.source):
-            return self._journal.gaps()
+            found = self._journal.gaps()
+            return found if self.kind == "rollouts" else found + self._behind(found)
+
+    def _behind(self, gaps: list[tuple[int, int, str]]) -> list[tuple[int, int, str]]:
+        """Steps behind the journal's last one that are in a checkpoint: its disk has been full since, or does not answer."""
+        newest = _newest(Path(self._checkpoints()))
+        if newest is None or self.last < math.inf:
+            return []
+        try:
+            meta = read_manifest(newest / FOLDER)["meta"]
+        except (AdaptiveError, OSError):
+            return []  # being written or damaged: that is for `stats` on the snapshot itself to say
+        last = max([end for _, end, _ in gaps] + [line["step"] for line in self._journal.lines()[-1:]], default=0)
+        step = meta.get("step")
+        if not isinstance(step, int) or step <= last or meta.get("attempt") != self._journal.about.get("id"):
+            return []
+        if any(line["step"] >= step for line in self.again().newest(1)):
+            return []  # this reading is older than the checkpoint
+        return [(last + 1, step, f"not written when {newest.name} was saved")]
 
     def missing(self) -> list[str]:
         """What the course leaves out, in words, for people: :meth:`gaps`; of verl's rollouts, those that did not train."""
@@ -272,7 +290,7 @@ class Run:
         run.last = step
         return run
 
-    def _checkpoints(self) -> str | None:
+    def _checkpoints(self) -> str:
         """The folder of a run's snapshots: as the run says or, of a journal that was moved with them, the one that it is in."""
         folder = self.about.get("checkpoints")
         return folder if isinstance(folder, str) and os.path.isdir(folder) else os.path.dirname(self.where)
@@ -474,11 +492,9 @@ def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
     return folder and not any(name.startswith((".", "global_step_")) for name in names)
 
 
-def _retired(
-    folder: str | None, last_step: int, attempts: list[Any], table: StatsTable
-) -> tuple[int, int | None] | None:
+def _retired(folder: str, last_step: int, attempts: list[Any], table: StatsTable) -> tuple[int, int | None] | None:
     """A journal does not record what is retired; the newest snapshot of these attempts up to the last step does, and is marked."""
-    if folder is None or not os.path.isdir(folder):
+    if not os.path.isdir(folder):
         return None
     try:
         for _, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
