@@ -173,6 +173,8 @@ def test_damage_elsewhere_names_the_file(tmp_path: Path) -> None:
     (tmp_path / "attempt-0" / "attempt.json").unlink()  # without it the run would be the attempt before
     with pytest.raises(JournalError, match=r"attempt\.json is gone"):
         JournalReader(tmp_path)
+    with pytest.raises(JournalError, match=r"attempt\.json is gone.*adaptive\.store\.dir"):
+        Journal(tmp_path)  # a resume did not say how to go on without it
 
 
 def test_a_flipped_bit_is_damage_and_no_other_number(tmp_path: Path) -> None:

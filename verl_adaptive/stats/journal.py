@@ -166,7 +166,7 @@ class Journal:
         self._put(None, asked)
         try:
             return answer.result(0 if self._stopped else seconds)
-        except JournalError:
+        except JournalBusy:
             raise
         except Exception as error:
             why = (
