@@ -76,7 +76,7 @@ TestAeroRejectionThin = suite(AeroRejection, thin_correct=True, keep_degenerate=
 
 class TestBand(FilterConformance):
     def make(self) -> Band:
-        band = Band({"variance": True})
+        band = Band()
         band.judge = PilotCommit({"n_pilot": 2}).side
         return band
 

@@ -12,7 +12,6 @@ from tests.pilot_commit.reference import Pilot, recall
 from tests.samplers.bound import bound, progress_at
 from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.allocators.pilot_commit import PilotCommit, band_side
-from verl_adaptive.filters.band import Band
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.roles import CLOSE, HOLD
@@ -181,10 +180,6 @@ def test_every_drop_has_its_reason() -> None:
     assert [band.reasons[r] for r in verdict.reason] == ["too_hard", *["surplus_pilot"] * 3, "too_easy"]
     whole = Groups.from_lists([0, 1], [[1.0] * 8, [1.0, 0.0] * 4], stage=[[0] * 4 + [1] * 4] * 2)
     assert band.decide(whole, at()).keep.tolist() == [True, True]
-    strict = Band({"variance": True})
-    strict.judge, strict.facts = engine.policy.allocator.side, engine.facts
-    verdict = strict.decide(whole, at())
-    assert verdict.keep.tolist() == [False, True] and strict.reasons[verdict.reason[0]] == "no_variance"
 
 
 # -- how many are piloted -----------------------------------------------------------------------------------

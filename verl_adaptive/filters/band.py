@@ -2,13 +2,13 @@
 
 A group without a commit is dropped for what its pilots said: ``too_hard`` (the paper: deferred, it comes round again),
 ``too_easy`` (skipped), or ``surplus_pilot``: in the band, but the batch had no place for it. Pilots that waited too
-long for a commit are closed by the engine as ``expired``.
+long for a commit are closed by the engine as ``expired``. Where pilots in the band need not be mixed (a signal that differs
+from success, a margin of 0), a stack of this and ``informative`` drops committed groups without variance, too.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
@@ -26,18 +26,7 @@ class Band(Filter):
 
     name: ClassVar[str] = "band"
     needs_groups = True
-    reasons = ("too_easy", "too_hard", "surplus_pilot", "no_variance")
-
-    @dataclass
-    class Config:
-        """Options of the filter.
-
-        Attributes:
-            variance: drop committed groups whose signals are all equal, too. With margins above 0 the pilots of a committed
-                group are mixed, so that only a signal that differs from success, or a margin of 0, lets such a group through.
-        """
-
-        variance: bool = False
+    reasons = ("too_easy", "too_hard", "surplus_pilot")
 
     judge: Callable[[Groups], np.ndarray]  # the allocator's: −1 too hard, 0 in the band, +1 too easy
 
@@ -53,7 +42,5 @@ class Band(Filter):
         self.judge = allocator.side
 
     def decide(self, groups: Groups, progress: Progress) -> Verdict:
-        pilot, side = is_pilot(groups), self.judge(groups)
-        flat = groups.degenerate(self.facts.tolerance) & self.config.variance
-        reason = np.select([~pilot, side > 0, side < 0], [3, 0, 1], default=2)
-        return Verdict(keep=~(pilot | flat), reason=reason)
+        side = self.judge(groups)
+        return Verdict(keep=~is_pilot(groups), reason=np.select([side > 0, side < 0], [0, 1], default=2))

@@ -18,7 +18,7 @@ from verl_adaptive.text import step_range
 #: Prompts visited twice from which a source is said to stand still.
 _PAIRS = 30
 #: Reasons of groups that were too easy or too hard to learn from.
-_FLAT = frozenset({"all_correct", "all_wrong", "too_easy", "too_hard", "no_variance", "zero_advantage"})
+_FLAT = frozenset({"all_correct", "all_wrong", "too_easy", "too_hard", "zero_advantage"})
 #: Share of the latest groups from which failures are said.
 _FAILED = 0.05
 #: Findings of one kind that are spelt out.
