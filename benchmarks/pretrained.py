@@ -5,9 +5,9 @@
     python -m benchmarks.pretrained --cell "128/solo/lr=1e-05/seed=0" --check
     python -m benchmarks.report                                      # the tables again, from the results
 
-One cell is one training run of 10 to 30 minutes on two cores with AVX-512. All runs of the same tasks start from the same weights
-(:mod:`benchmarks.pretrained_model`), draw from the same pool of 640 questions and stop at the same number of generated
-rollouts (``adaptive.total_rollouts``). verl's own validation judges them: 8 answers at temperature 1 to each of 120 held-out
+One cell is one training run of 10 to 30 minutes on two cores with AVX-512. All runs of the same tasks start from the same
+weights (:mod:`benchmarks.pretrained_model`), draw from the same pool of 640 questions and stop at the same number of
+generated rollouts (``adaptive.total_rollouts``). verl's own validation judges them: 8 answers at temperature 1 to each of 120 held-out
 questions, at the start, about six times on the way, and at the end. Results are one line of JSON a cell; cells that the
 results hold are not run again.
 

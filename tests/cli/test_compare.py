@@ -273,6 +273,13 @@ def test_a_target_that_the_first_arm_has_before_it_trains_is_refused() -> None:
         outcomes({"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.0, 0.2)]}, target=0.1)
 
 
+def test_runs_that_were_validated_before_training_alone_are_compared() -> None:
+    """verl's default is no validation on the way: nothing was spent by then, of which nothing is a share."""
+    for arms in ({"a": [trial(1, 0.2)], "b": [trial(1, 0.3, 0.4)]}, {"a": [trial(1, 0.2, 0.3)], "b": [trial(1, 0.3)]}):
+        other = outcomes(arms)[1]
+        assert other.shares == {1: np.inf} and other.gains == pytest.approx({1: 0.1})
+
+
 def test_arms_that_are_all_shorter_than_another_are_said_to_be_compared_early(arms, call, tmp_path) -> None:
     """ "solo reaches grpo's final value with 82% of grpo's rollouts" was of a third of GRPO's runs, beside runs under way."""
     longer, other = f"solo={arms}/solo-s*", f"grpo={arms}/grpo-s*"

@@ -143,7 +143,7 @@ def outcomes(arms: Mapping[str, Sequence[Trial]], *, target: float | None = None
             whole_cost = float(other.cost[-1])
             whole_cost = min(whole_cost, ends[trial.seed]) if target is None else other.needed(target) or whole_cost
             needed = made.needed[trial.seed] = trial.needed(aim)
-            made.shares[trial.seed] = needed / whole_cost if needed is not None else np.inf
+            made.shares[trial.seed] = needed / whole_cost if needed is not None and whole_cost else np.inf
             if out:
                 made.gains[trial.seed] = finals[trial.seed] - base[trial.seed]
         out.append(made)

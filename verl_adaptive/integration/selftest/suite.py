@@ -467,8 +467,9 @@ def on_gpus(gpus: int) -> list[str]:
     ]
     if has_flash_attn():
         return made
-    without = ("override_config.attn_implementation=sdpa", "use_remove_padding=false")
-    return [*made, *(f"{'+' * ('.' in word)}{whose}.{word}" for whose in (model, "critic.model") for word in without)]
+    for one in (model, "critic.model"):
+        made += [f"+{one}.override_config.attn_implementation=sdpa", f"{one}.use_remove_padding=false"]
+    return made
 
 
 def has_flash_attn() -> bool:
