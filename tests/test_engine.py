@@ -29,7 +29,8 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.record import Recorder, replay
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Allocator, Pick, Sampler, answers
+from verl_adaptive.roles import CLOSE, HOLD, Allocator, Pick, Sampler, answers
+from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.state import join_state, split_state
 from verl_adaptive.stats.table import StatsTable
 
@@ -482,6 +483,47 @@ def test_under_a_cap_an_allocator_sends_what_its_top_ups_leave_room_for(allocato
     assert answers.most(part, np.array([4]), np.array([0])).tolist() == [most]
     engine, _ = make_engine("epoch", f"{__name__}:{allocator.__name__}", batch=8, n=4, max_rollouts_per_step=64)
     assert len(engine.begin(1)) == 8
+
+
+class Waiting(PooledAllocator):
+    """Tops most groups up a step later, and goes on with all that wait, for however many the batch has places."""
+
+    name = "waiting"
+    can_hold = True
+
+    def first(self, rows, planned, progress):
+        return np.full(len(rows), 2)
+
+    def review(self, groups, progress):
+        return np.where((groups.n > 2) | (groups.submission % 4 == 0), CLOSE, HOLD)
+
+    def recall(self, held, since, progress):
+        return np.full(len(held), 2)
+
+    def most(self, n, stage):
+        return np.where(stage == 0, 2, 0)
+
+
+class Reserving(Waiting):
+    """A step goes on until so many wait."""
+
+    def reserve(self, progress):
+        return 8
+
+    def prompts(self, wanted, progress):
+        return 16
+
+
+@pytest.mark.parametrize("allocator", [Waiting, Reserving])
+def test_groups_that_wait_make_no_batch_too_large_and_are_not_given_up(allocator) -> None:
+    """More were topped up than the batch had places for: the others were finished, dropped as aborted, and never observed."""
+    setup = {"allocator": f"{__name__}:{allocator.__name__}", "batch": 4, "n": 4, "M": 200}
+    runs = [RandomWorkers(*make_engine(**setup), seed=order) for order in (None, 1, 2)]
+    waited = np.zeros(0)
+    for result, *_ in in_any_order(runs, 6):
+        held = runs[0].engine.held.submission
+        assert result.trained.sum() == 4 and np.isin(waited, [*result.groups.submission, *held]).all()
+        waited = held
 
 
 class Shuffled(Sampler):

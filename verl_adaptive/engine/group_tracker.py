@@ -109,6 +109,8 @@ class GroupTracker:
         self.held.lag = np.maximum(self.held.lag, self.progress.step - self.held_since).astype(np.int32)
         more = answers.more(self.policy.allocator, "recall", self.held, self.held_since, self.progress)
         more = fit(more, self.progress.room, otherwise=HOLD)
+        # The others would commit behind a full batch, and be given up although they are finished.
+        more[(more > 0) & (np.cumsum(more > 0) > self.facts.batch)] = HOLD
         back, drop = self.held.select(more > 0), self.held.select(more == CLOSE)
         self.held, self.held_since = self.held.select(more == HOLD), self.held_since[more == HOLD]
         if len(drop):

@@ -502,8 +502,10 @@ class OrderedEngine(Engine):
         enough = kept >= self._target
         if self.tracker.lenient and self.config.refill:
             enough |= np.arange(1, head + 1) >= self._end()
-        # Groups held for the next step come from the first request alone: its size is a function of the state.
-        enough &= (held >= step.reserve) | (np.arange(1, head + 1) >= step.first_end)
+        # Groups held for the next step come from the first request alone: its size is a function of the state. It ends
+        # before a group that the batch has no place for.
+        surplus = np.append(t.status[1:head] == _KEPT, False)
+        enough &= (held >= step.reserve) | (np.arange(1, head + 1) >= step.first_end) | surplus
         step.done = bool(enough.any())
         step.head = int(np.argmax(enough)) + 1 if step.done else head
 

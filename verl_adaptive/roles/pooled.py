@@ -51,7 +51,8 @@ class PooledAllocator(Allocator):
         return np.ones(len(groups), dtype=bool)
 
     def reserve(self, progress: Progress) -> int:
-        """Groups that should be held when a step ends: it waits for them in its first request."""
+        """Groups that should be held when a step ends: it waits for them in its first request, up to a group that the batch has
+        no place for."""
         return 0
 
     def recall(self, held: Groups, since: np.ndarray, progress: Progress) -> np.ndarray:
@@ -62,6 +63,7 @@ class PooledAllocator(Allocator):
             since: int64 ``(G,)``, the step each was held in.
 
         Returns:
-            int64 ``(G,)``: k > 0 rollouts now, ``CLOSE`` to give it up, ``HOLD`` to keep it.
+            int64 ``(G,)``: k > 0 rollouts now, ``CLOSE`` to give it up, ``HOLD`` to keep it. A step goes on with a batch of
+            groups at most; the others are kept.
         """
         return np.full(len(held), HOLD, dtype=np.int64)
