@@ -57,7 +57,7 @@ def trainer_class(mode: str) -> Any:
     if mode == "sync":
         return AdaptiveSync
     name = "".join(word.title() for word in mode.split("_"))
-    about = {"base_mode": mode, "__module__": __name__, "__doc__": f"verl's ``{mode}`` trainer, adaptive."}
+    about = {"__module__": __name__, "__doc__": f"verl's ``{mode}`` trainer, adaptive."}
     return type(f"Adaptive{name}", (AdaptiveMixin, getattr(verls, f"PPOTrainer{name}")), about)
 
 

@@ -49,12 +49,10 @@ class AdaptiveMixin(MinibatchMixin):
     """The policy, put into one of verl's trainers.
 
     Attributes:
-        base_mode: verl's name of the mode; options are read from ``trainer.v1.<base_mode>``.
         is_adaptive: how the replay buffer knows that it is in good hands.
         plan: what the run will do.
     """
 
-    base_mode: str
     is_adaptive = True
     total_training_steps: int
 
@@ -87,11 +85,11 @@ class AdaptiveMixin(MinibatchMixin):
         super().__init__(config)
 
     def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
-        sampler = self.config.trainer.v1.sampler
-        kind = AdaptiveReplayBuffer if self.base_mode == "sync" else AdaptiveReplayBufferAsync
+        sampler, mode = self.config.trainer.v1.sampler, self.plan.mode
+        kind = AdaptiveReplayBuffer if mode == "sync" else AdaptiveReplayBufferAsync
         return kind(
-            trainer_mode=self.base_mode,
-            trainer_config=self.config.trainer.v1.get(self.base_mode, {}),
+            trainer_mode=mode,
+            trainer_config=self.config.trainer.v1.get(mode, {}),
             max_off_policy_threshold=sampler.max_off_policy_threshold,
             max_off_policy_strategy=sampler.max_off_policy_strategy,
             sampler_kwargs=sampler.sampler_kwargs,
@@ -343,8 +341,6 @@ def _show_our_log() -> None:
 
 class AdaptiveSync(AdaptiveMixin, PPOTrainerSync):
     """verl's ``sync`` trainer, adaptive: what a step no longer needs is aborted before the weights are updated."""
-
-    base_mode = "sync"
 
     def get_llm_client(self) -> LLMServerClient:
         return self.llm_server_manager.get_client(client_cls=CancellingClient)
