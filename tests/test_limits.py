@@ -83,6 +83,10 @@ IN_A_RUN: dict[tuple[str, str], list] = {
         (8, {"max_per_prompt": 3}, "max_per_prompt="),
         (8, {"budget": "per_prompt", "max_per_prompt": 9}, "max_per_prompt="),
     ],
+    ("allocator", "reinforce_ada"): [
+        (32, {}, r"rounds=4: .* takes 32 rollouts, and a round has 8; use 5 or more"),  # all groups had 32, one round after another
+        (8, {"variant": "pos", "k_pos": 25}, "rounds="),
+    ],
     ("allocator", "pilot_commit"): [
         (64, {"n_pilot": 64}, "n_pilot="),
         (2, {}, "n_pilot="),

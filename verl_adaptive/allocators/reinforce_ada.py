@@ -21,12 +21,13 @@ from typing import ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.config import AdaptiveConfig, RunFacts, check
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Count
 from verl_adaptive.roles import CLOSE, Allocator, PolicyParts
+from verl_adaptive.stats.table import StatsTable
 
 
 class ReinforceAda(Allocator):
@@ -66,6 +67,19 @@ class ReinforceAda(Allocator):
         c = self.config
         return max(c.per_round, 2 if c.variant == "balance" and c.rounds > 1 else 1)
 
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
+        super().bind(table, facts)
+        c, balance = self.config, self.config.variant == "balance"
+        self.k_pos: int = c.k_pos or (max(1, facts.n // 2) if balance else 1)
+        self.k_neg: int = (c.k_neg or max(1, facts.n - self.k_pos)) if balance else 0
+        wanted = self.k_pos + self.k_neg
+        least = 1 - (-wanted // c.per_round)
+        hint = (
+            f"lets no prompt leave before its last round: that takes {wanted} rollouts, and a round has {c.per_round}; use "
+            f"{least} or more, a larger adaptive.allocator.per_round, or a smaller k_pos"
+        )
+        check(c.rounds == 1 or c.rounds >= least, "adaptive.allocator.rounds", c.rounds, hint)
+
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         return np.full(len(rows), self.config.per_round, dtype=np.int64)
 
@@ -73,11 +87,7 @@ class ReinforceAda(Allocator):
         return self.config.per_round * np.maximum(self.config.rounds - 1 - stage, 0)
 
     def review(self, groups: Groups, progress: Progress) -> np.ndarray:
-        c, n = self.config, self.facts.n
-        balance = c.variant == "balance"
-        k_pos = c.k_pos or (max(1, n // 2) if balance else 1)
-        k_neg = (c.k_neg or max(1, n - k_pos)) if balance else 0
         correct = groups.sum(groups.correct)
-        done = (correct >= k_pos) & (groups.n - correct >= k_neg)
-        done |= groups.reduce(np.maximum, groups.stage) + 1 >= c.rounds
-        return np.where(done, CLOSE, c.per_round)
+        done = (correct >= self.k_pos) & (groups.n - correct >= self.k_neg)
+        done |= groups.reduce(np.maximum, groups.stage) + 1 >= self.config.rounds
+        return np.where(done, CLOSE, self.config.per_round)
