@@ -633,10 +633,7 @@ SENT = {
         "world": Losing,
     },
     "rescues that make up for losses": {
-        "allocator": {
-            **{"name": "aero", "budget": "per_prompt", "max_per_prompt": 9},
-            **{"n_explore": 3, "n_extra": 4, "rounds": 3},
-        },
+        "allocator": {"name": "aero", "budget": "per_prompt", "n_explore": 3, "n_extra": 4, "rounds": 3},
         "p": np.full(40, 0.02),
         "batch": 6,
         "n": 9,

@@ -41,7 +41,7 @@ REFUSED: dict[tuple[str, str], list] = {
     ("sampler", "spread"): [{"floor": 0.0}, {"decay": 2.0}, {"weight": "x"}],
     ("sampler", "cero"): [
         *({"rho": 0.0}, {"rho": 1.5}, {"nu0": 1.5}, {"lam": 0.0}, {"a0": 0.0}, {"recheck": -1.0}, {"recheck": INF}),
-        *({"recheck_share": 0.0}, {"capacity": 0}, {"gamma": 0.0}, {"gamma": INF}, {"variant": "may"}, {"n_mx": 2}),
+        *({"capacity": 0}, {"gamma": 0.0}, {"gamma": INF}, {"variant": "may"}, {"n_mx": 2}),
     ],
     ("allocator", "pilot_commit"): [
         *({"n_pilot": 0}, {"upper": 1.0}, {"max_age": 0}, {"max_age": 10**30}, {"factor": 0.0}, {"factor": INF}),
@@ -80,8 +80,6 @@ IN_A_RUN: dict[tuple[str, str], list] = {
     ],
     ("allocator", "aero"): [
         (8, {"n_explore": 9}, "n_explore="),
-        (8, {"max_per_prompt": 3}, "max_per_prompt="),
-        (8, {"budget": "per_prompt", "max_per_prompt": 9}, "max_per_prompt="),
     ],
     ("allocator", "reinforce_ada"): [
         (32, {}, r"rounds=4: .* takes 32 rollouts, and a round has 8; use 5 or more"),  # all groups had 32, one round after another

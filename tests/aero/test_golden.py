@@ -29,7 +29,7 @@ def test_counts_retained_sets_and_advantages(block: int) -> None:
         N = int(rng.integers(2, 13))
         n_explore = int(rng.integers(1, N + 1))
         pooled = bool(rng.integers(2))
-        limit = int(rng.integers(n_explore, 4 * N + 1)) if pooled else N
+        limit = 4 * N if pooled else N
         rescue = {
             "n_extra": int(rng.integers(1, 4)),
             "u_res": float(rng.choice([0.0, 0.0, 0.2])),
@@ -48,7 +48,6 @@ def test_counts_retained_sets_and_advantages(block: int) -> None:
                 "name": "aero",
                 "n_explore": n_explore,
                 "budget": "pooled" if pooled else "per_prompt",
-                "max_per_prompt": limit,
                 **rescue,
             },
             filter={"name": "aero", **reject},

@@ -26,6 +26,11 @@ def test_continuous_rewards_count_as_correct_from_one_half() -> None:
     assert result.trains.sum() == 2 and result.trains[3]  # the correct one and one of the others
 
 
+def test_no_prompt_gets_more_than_four_times_its_budget() -> None:
+    part = bound(AeroRescue({"rounds": 100, "n_extra": 1}), 4, n=4)
+    assert part.most(np.array([4, 15, 16]), np.zeros(3, dtype=np.int64)).tolist() == [12, 1, 0]
+
+
 def test_refill_lets_each_further_prompt_bring_its_own_budget() -> None:
     p = np.r_[np.zeros(30), np.full(30, 0.7)]
     engine, world = make_engine("epoch", {"name": "aero", "rounds": 100}, "informative", batch=6, n=8, seed=3, p=p)

@@ -23,9 +23,7 @@ class SlowCero:
     b0: float = 1.0
     nu: float = 0.5
     gamma: float | None = None
-    catch_up: bool = True
     recheck: float = 0.0
-    recheck_share: float = 0.125
     k: int = 1
     spent: int = 0
     zero_rounds: int = 0
@@ -59,7 +57,7 @@ class SlowCero:
         return self.budget - self.spent < self.least or self.k > self.rounds
 
     def virtual(self) -> list[tuple[int, int]]:
-        forced = self.catch_up and self.budget - self.spent >= self.capacity * (self.rounds - self.k + 1)
+        forced = self.budget - self.spent >= self.capacity * (self.rounds - self.k + 1)
         order = sorted(range(self.M), key=lambda i: (-self.theta[i], self.tie[i]))
         if not forced:
             order = [i for i in order if self.theta[i] - self.nu > 0]
@@ -69,7 +67,7 @@ class SlowCero:
             limit = math.ceil(self.recheck * self.M * self.n_max / (self.budget / self.rounds))
             late = [i for i in range(self.M) if self.k > limit and self.seen[i] < self.k - limit]
             late.sort(key=lambda i: (self.seen[i], self.tie[i]))
-            late = late[: max(1, int(self.recheck_share * count))]
+            late = late[: max(1, count // 8)]
             order = (late + [i for i in order if i not in late])[:count]
         self.forced_rounds += forced
         given, out = 0, []

@@ -17,7 +17,7 @@ most N (the reimplementation; its simulated effect falls short of the paper's).
 
 Where we deviate, and why:
 
-* A pooled prompt may take at most ``max_per_prompt`` rollouts (4 N), and a prompt at most ``rounds`` top-ups: otherwise
+* A pooled prompt may take at most 4 N rollouts, and a prompt at most ``rounds`` top-ups: otherwise
   a few hopeless prompts would eat the pool, one after the other.
 * One top-up of N/2 instead of a chain of twos: each top-up waits for the one before, and those prompts have the longest
   answers. The chain is ``n_extra=2 rounds=8``.
@@ -66,8 +66,7 @@ class AeroRescue(PooledAllocator):
             n_explore: rollouts of the exploration; null: N / 2 (published: 8 of N = 16).
             n_extra: rollouts of one top-up; null: N / 2 (a summary of the paper: 2).
             u_res: prompts of at most this success rate are rescued.
-            budget: ``pooled``: N per prompt, shared; ``per_prompt``: N for each prompt by itself.
-            max_per_prompt: most rollouts of one prompt; null: 4 N (``pooled``) or N (``per_prompt``).
+            budget: ``pooled``: N per prompt, shared, at most 4 N for one; ``per_prompt``: N for each prompt by itself.
             rounds: most top-ups of one prompt; each waits for the one before, so latency grows with it.
         """
 
@@ -76,7 +75,6 @@ class AeroRescue(PooledAllocator):
         n_extra: Count | None = None
         u_res: Annotated[float, Range("[0, 1)")] = 0.0
         budget: Literal["pooled", "per_prompt"] = "pooled"
-        max_per_prompt: Count | None = None
         rounds: Whole = 1
 
     _counts = _last = (0, 0, 0)  # this and the last step: top-ups, their rollouts, prompts that a top-up solved
@@ -102,14 +100,9 @@ class AeroRescue(PooledAllocator):
         self.n: int = self.group_size(facts.n)
         self.n_explore = self.least(facts.n)
         self.n_extra: int = c.n_extra or max(1, self.n // 2)
-        pooled = c.budget == "pooled"
-        self.limit: int = c.max_per_prompt or (4 * self.n if pooled else self.n)
+        self.limit: int = 4 * self.n if c.budget == "pooled" else self.n
         hint = f"must be at most the group size N={self.n}"
         check(self.n_explore <= self.n, "adaptive.allocator.n_explore", self.n_explore, hint)
-        hint = f"must be at least adaptive.allocator.n_explore={self.n_explore}"
-        check(self.n_explore <= self.limit, "adaptive.allocator.max_per_prompt", self.limit, hint)
-        hint = f"must be at most N={self.n} with adaptive.allocator.budget=per_prompt"
-        check(pooled or self.limit <= self.n, "adaptive.allocator.max_per_prompt", self.limit, hint)
 
     def first(self, rows: np.ndarray, planned: np.ndarray | None, progress: Progress) -> np.ndarray:
         whole = np.full(len(rows), self.n, dtype=np.int64) if planned is None else planned.astype(np.int64)

@@ -19,11 +19,11 @@ algorithm one rollout a unit, up to 16 a prompt.
 Where we decide what the paper leaves open:
 
 * *Ties*: a fixed permutation from ``adaptive.seed`` and the prompts' keys (the paper: "a fixed seeded permutation").
-* *Catch-up* (``catch_up``): switched on in the paper, not described, never triggered. Ours: when the budget left is at
+* *Catch-up*: switched on in the paper, not described, never triggered. Ours: when the budget left is at
   least C times the rounds left, a round takes C units whatever the surpluses are; the duals see that allocation.
 * *Re-check floor* (``recheck``): a prompt's dual recovers to ``4q̂`` at most, so while ``ν`` is above that a solved
   prompt is not seen. A prompt last seen more than ``recheck`` equal-share passes ago joins the next round that
-  allocates anything, oldest first, in at most ``recheck_share`` of the round. The published run has 3.6 passes in all,
+  allocates anything, oldest first, in at most an eighth of the round. The published run has 3.6 passes in all,
   so the default of 4 cannot act in it; 0 turns the floor off.
 * *Forgetting*: ``rho`` decays every prompt's evidence once a round, as written; with a pass of a hundred rounds that
   wipes the memory, so ``forget=visit`` decays it only when the prompt is seen.
@@ -105,9 +105,7 @@ class Cero(Sampler):
             b0: failures that the Beta prior of a prompt counts.
             nu0: the budget's dual at the start, in [0, 1].
             gamma: step of both duals; null: 1/√K.
-            catch_up: spend at full capacity once the budget could not be spent otherwise.
             recheck: passes after which a prompt is overdue; 0: never.
-            recheck_share: largest share of a round that goes to overdue prompts.
         """
 
         g: Count | None = None
@@ -122,9 +120,7 @@ class Cero(Sampler):
         b0: Positive = 1.0
         nu0: Share = 0.5
         gamma: Positive | None = None
-        catch_up: bool = True
         recheck: NonNegative = 4.0
-        recheck_share: PositiveShare = 0.125
 
     def __init__(self, options: Mapping[str, Any] | None = None) -> None:
         super().__init__(options)
@@ -133,7 +129,6 @@ class Cero(Sampler):
         self.spent = 0  # units of the budget
         self.zero_rounds = self.caught_up = self.rechecked = 0
         self.peak = 0.0  # most units ahead of the even pace
-        self._done = False
         self._start = False  # the round to come is the first of a changed plan: it allocates something, whatever ν is
         self._follows_plan = True
         self._pool: np.ndarray | None = None
@@ -262,18 +257,18 @@ class Cero(Sampler):
 
     @property
     def finished(self) -> bool:
-        """The budget or the rounds are used up, or no round to come would allocate anything."""
-        return self._done or self.left < self.least or self.round > self.rounds
+        """The budget or the rounds are used up; rounds that allocate nothing are gone through at once."""
+        return self.left < self.least or self.round > self.rounds
 
     def _virtual(self) -> _Plan:
         """Ñ of round k."""
         count = -(-self.capacity // self.n_max)
-        forced = self.config.catch_up and (self._start or self.left >= self.capacity * (self.rounds - self.round + 1))
+        forced = self._start or self.left >= self.capacity * (self.rounds - self.round + 1)
         self._start = False
         chosen = best(self._of_pool("slope"), self._tie, count, -math.inf if forced else self.nu)
         rechecked = 0
         if len(chosen):
-            overdue = self._overdue(max(1, int(self.config.recheck_share * count)))
+            overdue = self._overdue(max(1, count // 8))
             if len(overdue):
                 rechecked = int((~np.isin(overdue, chosen)).sum())
                 chosen = np.concatenate([overdue, chosen[~np.isin(chosen, overdue)]])[:count]
@@ -302,7 +297,6 @@ class Cero(Sampler):
                 return
             self.zero_rounds += 1
             self._close_round(plan)
-        self._done = True
 
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
         """Ñ cut to what is left of the budget, in the order of surplus; ``count`` is not used, the plan decides."""
@@ -411,7 +405,7 @@ class Cero(Sampler):
         names = ("nu", "round", "spent", "zero_rounds", "caught_up", "rechecked", "peak")
         plan = {"budget": self.budget, "begun": [self._rounds_before, self._spent_before]}
         scalars = {name: getattr(self, name) for name in names}
-        return {**scalars, "done": self._done, "start": self._start, "asked": self._asked(), "plan": plan}
+        return {**scalars, "start": self._start, "asked": self._asked(), "plan": plan}
 
     def _asked(self) -> dict[str, int | None]:
         """What the plan follows from."""
@@ -429,7 +423,7 @@ class Cero(Sampler):
         self.nu, self.peak = float(state["nu"]), float(state["peak"])
         for name in ("round", "spent", "zero_rounds", "caught_up", "rechecked"):
             setattr(self, name, int(state[name]))
-        self._done, self._start = bool(state["done"]), bool(state["start"])
+        self._start = bool(state["start"])
         self._plan = self._in_hand = self._pool = None
         self._seen.clear()
         if state["asked"] == self._asked():
@@ -460,7 +454,7 @@ class Cero(Sampler):
             left = max(0, self.config.budget - self.spent)
         self.budget = self.spent + left
         self._rounds_before, self._spent_before = min(played, self.rounds), self.spent
-        self._done, self._start = False, True
+        self._start = True
         logger.warning(
             "cero: the run goes on with another batch, n, number of steps or budget; %d rollouts are planned for the %d "
             "rounds that are left",
