@@ -82,7 +82,8 @@ IN_A_RUN: dict[tuple[str, str], list] = {
         (8, {"n_explore": 9}, "n_explore="),
     ],
     ("allocator", "reinforce_ada"): [
-        (32, {}, r"rounds=4: .* takes 32 rollouts, and a round has 8; use 5 or more"),  # all groups had 32, one round after another
+        # all groups had 32, one round after another
+        (32, {}, r"rounds=4: .* takes 32 rollouts, and a round has 8; use 5 or more"),
         (8, {"variant": "pos", "k_pos": 25}, "rounds="),
     ],
     ("allocator", "pilot_commit"): [
