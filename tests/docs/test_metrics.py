@@ -26,7 +26,7 @@ RUNS = {
         "allocator": {"name": "pilot_commit", "form": "pipelined", "max_age": 1},
         "filter": "band",
     },
-    "reinforce_ada": {"allocator": {"name": "reinforce_ada", "per_round": 4}},
+    "reinforce_ada": {"allocator": "reinforce_ada"},
     "solo": {"sampler": "spread", "advantage": "memory"},
 }
 
