@@ -83,7 +83,7 @@ IN_A_RUN: dict[tuple[str, str], list] = {
     ],
     ("allocator", "reinforce_ada"): [
         # all groups had 32, one round after another
-        (32, {}, r"rounds=4: .* takes 32 rollouts, and a round has 8; use 5 or more"),
+        (32, {}, r"rounds=4: .* takes 32 rollouts, and a round has 8; use 5 or more, .* smaller k_pos and k_neg"),
         (8, {"variant": "pos", "k_pos": 25}, "rounds="),
     ],
     ("allocator", "pilot_commit"): [

@@ -76,7 +76,7 @@ class ReinforceAda(Allocator):
         least = 1 - (-wanted // c.per_round)
         hint = (
             f"lets no prompt leave before its last round: that takes {wanted} rollouts, and a round has {c.per_round}; use "
-            f"{least} or more, a larger adaptive.allocator.per_round, or a smaller k_pos"
+            f"{least} or more, a larger adaptive.allocator.per_round, or smaller {'k_pos and k_neg' if balance else 'k_pos'}"
         )
         check(c.rounds == 1 or c.rounds >= least, "adaptive.allocator.rounds", c.rounds, hint)
 
