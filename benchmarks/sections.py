@@ -544,8 +544,8 @@ RECORDS = (
         lambda d: (
             f"`{d['command']}`: a limit of 1.25 times the 0.99 quantile of the lengths of successes, in the clock's model with a "
             "cap of 32,768 tokens; ratios to the same rollouts without it. Not built: where lengths spread as in the clock "
-            "(σ 0.9) it saves next to nothing, and where it saves, a smaller `data.max_response_length` does, too. Failures 2 and "
-            "4 times longer lie between (JSON)."
+            "(σ 0.9) it saves next to nothing, and where it saves, a smaller `data.max_response_length` does, too. The "
+            "JSON has failures 2 and 4 times longer as well."
         ),
         lambda d: [row for row in d["rows"] if row["longer"] in (1, 8)],
         "σ of lengths | failures longer, times | answers at the cap | limit, tokens | tokens generated | generation time | right answers",
