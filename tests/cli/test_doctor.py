@@ -26,7 +26,7 @@ from verl_adaptive import simulate
 from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat, composing, inspect
-from verl_adaptive.stats import StatsTable, write_snapshot
+from verl_adaptive.stats import Journal, StatsTable, write_snapshot
 
 MAIN = "verl.trainer.main_ppo"
 
@@ -384,6 +384,15 @@ def test_a_store_that_is_there_already(examine, tmp_path) -> None:
     (tmp_path / "ckpt" / "adaptive" / "attempt-0" / "attempt.json").write_bytes(b"x")
     status, found = examine(*mine)
     assert status == 1 and "attempt.json" in found["store"]["detail"] and "move it away" in found["store"]["fix"]
+
+
+def test_a_store_that_has_another_run_of_this_name(examine, tmp_path) -> None:
+    with Journal(tmp_path / "all" / "p" / "e", {"checkpoints": "/elsewhere"}) as journal:
+        journal.begin(0)
+    named = ("trainer.project_name=p", f"adaptive.store.dir={tmp_path}/all")
+    status, found = examine("+adaptive=greso", *named, "trainer.experiment_name=e")
+    assert status == 1 and "the journal of a run with its checkpoints in /elsewhere" in found["plan"]["detail"]
+    assert examine("+adaptive=greso", *named, "trainer.experiment_name=mine")[0] == 0
 
 
 def test_resume(examine, tmp_path) -> None:

@@ -34,7 +34,7 @@ from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import Journal, read_snapshot
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.snapshot import SnapshotError, read_manifest
+from verl_adaptive.stats.snapshot import SnapshotError, read_manifest, write_snapshot
 
 COMMON = (
     "data.train_batch_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.n=4 "
@@ -387,21 +387,25 @@ def test_a_save_without_waiting_groups_leaves_no_queue(held):
 
 
 def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -> None:
-    """Two users with verl's default names: the second would take the first one's place."""
-    with Journal(tmp_path / "shared", {"checkpoints": "/one"}) as first:
-        first.begin(0)
-        ours = first.id
-    run_store, _ = run_store_of(tmp_path, "adaptive.store.dir=shared")
-    with Journal(tmp_path / "shared", {"checkpoints": "/two"}) as second:
-        run_store.journal = second
-        for step, attempt in ((0, None), (1, "of another journal")):
-            run_store._attempt = attempt
+    """Two users with verl's default names: the second would take the first one's place. It was said once the model was loaded."""
+    shared = ("adaptive.store.enabled=true", f"adaptive.store.dir={tmp_path}/shared")
+    run_store, engine = run_store_of(tmp_path / "one", *shared)
+    with run_store.journal:
+        run_store.begin(0)
+        checkpoint = saved(run_store, engine, tmp_path / "one", 2).parent
+    for words in ((), ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}")):
+        other, _ = run_store_of(tmp_path / "two", *shared, *words)
+        with other.journal:
+            if words:  # a resume, from checkpoints that have moved
+                other.check_start()
+                meta = json.loads((checkpoint / "adaptive" / "manifest.json").read_text())["meta"]
+                meta |= {"attempt": "of another journal"}
+                write_snapshot(checkpoint / "adaptive", other.table, {}, meta=meta)
+                (checkpoint / "adaptive" / "saved").write_text(meta["nonce"])
             with pytest.raises(
-                AdaptiveError, match=r"the journal of a run with its checkpoints in /one; .*experiment_name"
+                AdaptiveError, match=r"the journal of a run with its checkpoints in \S*/one; .*experiment_name"
             ):
-                run_store.begin(step)
-        run_store._attempt = ours
-        run_store.begin(1)  # a resume, from checkpoints that have moved
+                other.check_start()
 
 
 def test_a_resume_goes_on_in_the_journal_from_the_attempt_that_saved(tmp_path) -> None:

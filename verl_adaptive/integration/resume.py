@@ -13,6 +13,7 @@ from verl_adaptive.config import check
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.compared_settings import differences
 from verl_adaptive.integration.run_plan import RunPlan
+from verl_adaptive.stats.journal import attempts_in
 from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, SnapshotError, SnapshotMissing, read_manifest
 
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
@@ -24,15 +25,22 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
     """What verl's ``resume_mode`` leads to, and whether statistics are there to begin with.
 
     ``trainer`` is the group of verl's configuration, ``expect`` as of :func:`check_resume`. AdaptiveError: training would refuse
-    to resume.
+    to resume, or its journal is another run's.
     """
     mode = trainer.resume_mode
     check(mode in ("auto", "disable", "resume_path"), "trainer.resume_mode", mode, "use auto, disable or resume_path")
     if plan.only_validates:
         return "no training (trainer.val_only=true)", True
-    if mode == "disable":
-        return "starts at step 0 (trainer.resume_mode=disable)", False
-    if mode == "resume_path":
+    text, meta = _checkpoint(trainer, plan, expect)
+    _refuse_other_run(plan, meta.get("attempt") if meta else None)
+    return text, meta is not None
+
+
+def _checkpoint(trainer: Any, plan: RunPlan, expect: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+    """What training starts from, for people, and what its statistics' manifest says; None: there are none."""
+    if trainer.resume_mode == "disable":
+        return "starts at step 0 (trainer.resume_mode=disable)", None
+    if trainer.resume_mode == "resume_path":
         path = str(trainer.resume_from_path)
         checkpoint = Path(path)
         if not checkpoint.is_dir():
@@ -43,18 +51,32 @@ def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
         root = Path(os.path.abspath(trainer.default_local_dir))
         marker = root / MARKER
         if not marker.is_file():
-            return f"starts at step 0: no checkpoint in {root}", False
+            return f"starts at step 0: no checkpoint in {root}", None
         checkpoint = root / f"global_step_{marker.read_text().strip()}"
         if not checkpoint.is_dir():
-            return f"starts at step 0: {checkpoint}, which {marker.name} names, is gone", False
+            return f"starts at step 0: {checkpoint}, which {marker.name} names, is gone", None
     try:
         manifest = read_manifest(checkpoint / FOLDER)
     except SnapshotMissing:
-        return f"resumes {checkpoint}, which has no statistics: they start {plan.begins}", False
+        return f"resumes {checkpoint}, which has no statistics: they start {plan.begins}", None
     accepted = check_resume(checkpoint / FOLDER, manifest, plan, **expect)
     meta = manifest["meta"]
     known = f"resumes {checkpoint} with its statistics (step {meta.get('step')}, {meta.get('policy')}), if the data are the same"
-    return "; ".join([known, *accepted]), True
+    return "; ".join([known, *accepted]), meta
+
+
+def _refuse_other_run(plan: RunPlan, attempt: str | None) -> None:
+    """AdaptiveError: the journal's place in ``adaptive.store.dir`` is taken by a run that ``attempt`` does not go on with."""
+    place = plan.place
+    if plan.adaptive.store.dir is None or place.folder is None:
+        return
+    known = attempts_in(Path(place.folder))
+    other = known[-1].get("checkpoints") if known else None
+    if other and other != place.checkpoints and (attempt is None or attempt not in [said.get("id") for said in known]):
+        raise AdaptiveError(
+            f"{place.folder} is the journal of a run with its checkpoints in {other}; this one would take its place. Give "
+            "this run its own trainer.experiment_name, or another adaptive.store.dir"
+        )
 
 
 def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **expect: Any) -> list[str]:

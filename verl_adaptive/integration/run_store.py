@@ -118,7 +118,7 @@ class RunStore:
     def check_start(self) -> None:
         """Whether the run can begin, or go on, with what is there: asked before a model is loaded.
 
-        AdaptiveError: the checkpoint is of another run, or a warm start that counts could not be read.
+        AdaptiveError: the checkpoint or the journal is of another run, or a warm start that counts could not be read.
         """
         _, resumes = resume_of(self.config.trainer, self.plan, dataset=self.fingerprint)
         if self._no_warm_start is not None and not resumes:
@@ -162,19 +162,8 @@ class RunStore:
     # -- a step ---------------------------------------------------------------------------------------------
 
     def begin(self, step: int) -> None:
-        """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it.
-
-        AdaptiveError: the folder has another run of this name.
-        """
+        """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it."""
         if self.journal is not None:
-            known = self.journal.known
-            other = known[-1].get("checkpoints") if known and self.adaptive.store.dir is not None else None
-            ours = self._attempt is not None and self._attempt in [said.get("id") for said in known]
-            if other and other != self.journal.meta["checkpoints"] and not ours:
-                raise AdaptiveError(
-                    f"{self.journal.folder} is the journal of a run with its checkpoints in {other}; this one would take its "
-                    "place. Give this run its own trainer.experiment_name, or another adaptive.store.dir"
-                )
             first = np.unique(self.row_of, return_index=True)[1]
             sources = [str(self.sources[i] or "") for i in first.tolist()]
             self.journal.begin(step, self.keys[first], sources, parent=self._attempt)
