@@ -146,10 +146,9 @@ class Groups:
         """``R``, rollouts in all."""
         return int(self.offsets[-1])
 
-    @property
-    def longest(self) -> np.ndarray:
-        """int64 ``(R,)``: tokens of each rollout's longest output, the one that a limit on an answer's length cuts."""
-        return self.tokens - self.shorter
+    def cut(self, limit: int | None) -> np.ndarray:
+        """bool ``(R,)``: rollouts whose longest output is as long as ``limit`` (``data.max_response_length``); None: no limit."""
+        return self.tokens - self.shorter >= (np.inf if limit is None else limit)
 
     @property
     def group_of(self) -> np.ndarray:

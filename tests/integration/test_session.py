@@ -222,7 +222,7 @@ def test_rows_left_out_count_in_denominators_and_curves(queue):
     assert rows.score.sum() == sum(row["reward"] for row in workers.written.values())
     assert set(rows.prompt) == {3} and rows.response.sum() == groups.tokens.sum()
     # a session of several outputs is as long as all of them, and cut by the longest
-    outputs = groups.longest - 1  # the o-th has 2 + o tokens
+    outputs = groups.tokens - groups.shorter - 1  # the o-th has 2 + o tokens
     assert set(outputs) == {1, 2, 3} and (groups.tokens == outputs * (outputs + 3) // 2).all()
     clear(batch)
 

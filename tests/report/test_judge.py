@@ -400,7 +400,7 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
             outcomes = result.outcome.astype(str)
             journal.commit_step(step, groups, table.keys[groups.row], outcomes, {}, scalars, sources=names, longest=30)
             good = groups.select(~groups.failed & (groups.n > 0))
-            cut = good.sum((good.longest >= 30).astype(float))
+            cut = good.sum(good.cut(30))
             sums = good.sum(good.reward), good.sum(good.reward**2)
             jump = scalars.get("adaptive/advantage/jump", 0.0)
             source = table.col("source")[good.row]

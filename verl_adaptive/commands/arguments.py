@@ -86,12 +86,14 @@ def add_json_option(parser: argparse.ArgumentParser) -> None:
 
 def add_tries_option(parser: argparse.ArgumentParser) -> None:
     """From when on a prompt is never solved."""
+    from verl_adaptive.report.judge import TRIES
+
     parser.add_argument(
         "--tries",
         metavar="N",
         type=count,
-        default=16,
-        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default 16)",
+        default=TRIES,
+        help="rollouts from which a prompt without a success counts as never solved: --tries 64 (default %(default)s)",
     )
 
 

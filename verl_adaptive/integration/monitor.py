@@ -90,7 +90,7 @@ class Monitor:
             self._judge.fields = _fields(keys[:_LOOKED_AT])
         groups = result.groups
         groups = groups.select(~groups.failed & (groups.n > 0))
-        cut = groups.sum((groups.longest >= self.longest).astype(np.float64))
+        cut = groups.sum(groups.cut(self.longest))
         source = self.engine.table.col("source")[groups.row]
         jump = self.engine.policy.advantage.metrics().get("jump", 0.0)
         counts = groups.n, groups.successes, cut, groups.sum(groups.reward), groups.sum(groups.reward**2)

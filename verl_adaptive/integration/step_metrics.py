@@ -72,7 +72,7 @@ def step_metrics(
     # over kept and dropped alike, so that curves with and without a filter can be compared
     out |= _generated("reward", groups.reward)
     out |= _generated("response_length", groups.tokens)
-    clipped = groups.longest >= (max_response_length or np.inf)  # the limit is that of one output
+    clipped = groups.cut(max_response_length)
     out["adaptive/response_length/generated_clip_ratio"] = float(clipped.mean()) if len(clipped) else 0.0
     out["adaptive/pass_rate/generated_mean"] = float(rate.mean()) if len(rate) else 0.0
     out["adaptive/prompts/skipped_total"] = engine.skipped

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from verl_adaptive.report.judge import TRIES
 from verl_adaptive.report.lists import COLUMNS, lists_of
 from verl_adaptive.stats import StatsTable
 from verl_adaptive.stats.prompts import Prompts
@@ -11,8 +12,6 @@ from verl_adaptive.text import clean
 
 #: Rows of a list.
 LIMIT = 50
-#: Rollouts without a success from which a prompt counts as never solved, as in the report.
-TRIES = 16
 #: Backends of verl's logger that have a form for them.
 WANDB, TENSORBOARD = ("wandb", "vemlp_wandb"), "tensorboard"
 

@@ -11,7 +11,7 @@ import numpy as np
 from verl_adaptive.report.arms import names_of
 from verl_adaptive.report.course import History
 from verl_adaptive.report.findings import findings
-from verl_adaptive.report.judge import Finding
+from verl_adaptive.report.judge import TRIES, Finding
 from verl_adaptive.report.lists import PromptList, add_texts, lists_of
 from verl_adaptive.report.overview import overview
 from verl_adaptive.stats import Run
@@ -47,7 +47,7 @@ class Collected:
 def collect(
     run: Run,
     *,
-    tries: int = 16,
+    tries: int = TRIES,
     limit: int = 100,
     data: str | None = None,
     rollouts: str | None = None,

@@ -46,6 +46,8 @@ from verl_adaptive.text import clean
 
 #: Kinds that are judged by source.
 KINDS = ("never_solved", "cut", "jumped", "starved", "all_succeed")
+#: Rollouts without a success from which a prompt counts as never solved, unless something else is asked for.
+TRIES = 16
 #: Pass rate from which a source is solved and needs no rollouts.
 SOLVED = 0.9
 #: Rollouts that a data source's share must come to before it can be called starved.

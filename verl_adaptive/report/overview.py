@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from verl_adaptive.report.accounts import ledgers_of
-from verl_adaptive.report.judge import FLIPPING, REGRESSED, never_solved
+from verl_adaptive.report.judge import FLIPPING, REGRESSED, TRIES, never_solved
 from verl_adaptive.stats import Run
 
 #: Pass rates: exactly 0 and exactly 1 by themselves, since those are the prompts that are not informative.
@@ -26,7 +26,7 @@ def histogram(rate: np.ndarray) -> list[int]:
     return np.bincount(bins_of(rate[np.isfinite(rate)]), minlength=len(BINS)).tolist()
 
 
-def overview(run: Run, *, tries: int = 16) -> dict[str, Any]:
+def overview(run: Run, *, tries: int = TRIES) -> dict[str, Any]:
     """Everything about a store as a whole, for :func:`~verl_adaptive.text.plain`; ``ledger`` is the run's ``Ledger``.
 
     A prompt counts as never solved after ``tries`` rollouts without a success.

@@ -472,7 +472,7 @@ def _batch(
             "tokens": groups.sum(groups.tokens),
             "lag": groups.lag,
             "lost": groups.lost,
-            "clipped": [None] * size if longest is None else groups.sum((groups.longest >= longest).astype(np.float64)),
+            "clipped": [None] * size if longest is None else groups.sum(groups.cut(longest)),
         }
     arrays = [
         key_column(keys) if f.name == "key" else pa.array(columns[f.name], from_pandas=True).cast(f.type)
