@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -22,11 +23,6 @@ def first(self: Any, rows: np.ndarray, planned: Any, progress: Any) -> np.ndarra
     return np.full(len(rows), 4)
 
 
-def says(answer: Any) -> Any:
-    """A method with this answer; a function is given what the method is."""
-    return lambda self, *about: answer(*about) if callable(answer) else answer
-
-
 def verdict(**change: Any) -> Any:
     """A filter's ``decide``: drops groups without variance, but for this."""
 
@@ -37,244 +33,151 @@ def verdict(**change: Any) -> Any:
     return decide
 
 
-EVERY = {"admit": says(lambda rows, *_: np.ones(len(rows), bool))}
-POOL = {"kind": "pool"}
-PLANS = {**POOL, "plans_rollouts": True}
-MOST = {"first": first, "most": says(lambda n, _: np.maximum(8 - n, 0))}
-WHY = {"reasons": ("flat",)}
-#: A class → its base, what is in it, and what is said of it.
-FAULTS: dict[str, tuple[type, dict[str, Any], str]] = {
+Case = tuple[type, dict[str, Any], str]
+
+
+def case(base: type, usual: dict[str, Any], says: str, **body: Any) -> Case:
+    """A class of this base, with the ``usual`` body but for this; and what is said of it."""
+    return base, usual | body, says
+
+
+EVERY = {"admit": lambda self, r, *_: np.ones(len(r), bool)}
+MOST = {"first": first, "most": lambda self, n, _: np.maximum(8 - n, 0)}
+WHOLE = {"decide": verdict(), "reasons": ("flat",)}
+bare = partial(case, Sampler, {})
+gate = partial(case, Sampler, EVERY)
+pool = partial(case, Sampler, {"kind": "pool"})
+plans = partial(case, Sampler, {"kind": "pool", "plans_rollouts": True})
+once = partial(case, Allocator, {"first": first})
+tops_up = partial(case, Allocator, MOST)
+judge = partial(case, Filter, WHOLE)
+#: Classes, and what is said of them in the first step.
+FAULTS: dict[str, Case] = {
     # positions or counts for a mask: numpy would have rolled out the prompts 0 and 1
-    "Counts": (
-        Sampler,
-        {"admit": says(lambda r, *_: np.arange(len(r)) % 2)},
-        r"admit must answer bool .* it answered int64",
-    ),
-    "Chances": (Sampler, {"admit": says(lambda r, *_: np.full(len(r), 0.5))}, r"admit must answer bool of shape \("),
-    "Half": (Sampler, {"admit": says(lambda r, *_: np.ones(len(r) // 2, bool))}, r"it answered bool of shape \("),
-    "Nothing": (Sampler, {"admit": says(None)}, "it answered NoneType"),
-    "Sorts": (Sampler, {"admit": says(lambda r, *_: r.sort())}, r"Sorts\)\.admit fails: ValueError: .* read-only"),
-    "Fails": (
-        Sampler,
-        {"admit": says(lambda *_: {}["x"])},
-        r"Fails\)\.admit fails: KeyError: 'x' \(.*test_answers\.py, line",
-    ),
-    "Forgets": (Sampler, EVERY | {"decided": says(lambda *_: {}["x"])}, r"Forgets\)\.decided fails: KeyError: 'x' \("),
-    "Unbound": (
-        Sampler,
-        EVERY | {"bind": says(None)},
-        r"Unbound\)\.bind must call super\(\)\.bind\(table, facts\)",
-    ),
+    "Counts": gate("admit must answer bool .* it answered int64", admit=lambda self, r, *_: np.arange(len(r)) % 2),
+    "Chances": gate(r"admit must answer bool of shape \(", admit=lambda self, r, *_: np.full(len(r), 0.5)),
+    "Half": gate(r"it answered bool of shape \(", admit=lambda self, r, *_: np.ones(len(r) // 2, bool)),
+    "Nothing": gate("it answered NoneType", admit=lambda *_: None),
+    "Sorts": gate(r"Sorts\)\.admit fails: ValueError: .* read-only", admit=lambda self, r, *_: r.sort()),
+    "Fails": gate(r"Fails\)\.admit fails: KeyError: 'x' \(.*test_answers\.py, line", admit=lambda *_: {}["x"]),
+    "Forgets": gate(r"Forgets\)\.decided fails: KeyError: 'x' \(", decided=lambda *_: {}["x"]),
+    "Unbound": gate(r"Unbound\)\.bind must call super\(\)\.bind\(table, facts\)", bind=lambda *_: None),
     # the statistics of the run, and of every run that starts with them
-    "Clears": (
-        Sampler,
-        EVERY | {"end_step": lambda self, _: self.table.col("visits").fill(0)},
+    "Clears": gate(
         r"Clears\)\.end_step fails: ValueError: .*read-only \(.*test_answers\.py, line",
+        end_step=lambda self, _: self.table.col("visits").fill(0),
     ),
-    "Columns": (
-        Sampler,
-        EVERY | {"columns": {"a": "f4"}},
-        r"bind fails: ValueError: column a .*; write Column\('f4', 0\)",
-    ),
-    "Bare": (Sampler, POOL | {"pick": says(lambda pool, k, _: pool[:k])}, r"pick must answer Pick\(rows\)"),
-    "Twice": (Sampler, POOL | {"pick": says(lambda pool, k, _: Pick(np.repeat(pool[:1], k)))}, "picks a prompt twice"),
-    "Beyond": (
-        Sampler,
-        POOL | {"pick": says(lambda pool, k, _: Pick(np.arange(k) + 900))},
-        r"row 900, which is not in the pool",
-    ),
-    "Shuffles": (
-        Sampler,
-        POOL | {"pick": lambda self, pool, k, _: (np.random.default_rng(0).shuffle(pool), Pick(pool[:k]))[1]},
+    "Columns": gate(r"bind fails: ValueError: column a .*; write Column\('f4', 0\)", columns={"a": "f4"}),
+    "Bare": pool(r"pick must answer Pick\(rows\)", pick=lambda self, rows, k, _: rows[:k]),
+    "Twice": pool("picks a prompt twice", pick=lambda self, rows, k, _: Pick(np.repeat(rows[:1], k))),
+    "Beyond": pool("row 900, which is not in the pool", pick=lambda self, rows, k, _: Pick(np.arange(k) + 900)),
+    "Shuffles": pool(
         r"pick fails: ValueError: .*read-only \(.*test_answers\.py, line",
+        pick=lambda self, rows, k, _: (np.random.default_rng(0).shuffle(rows), Pick(rows[:k]))[1],
     ),
-    "Unplanned": (
-        Sampler,
-        PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.zeros(k, int)))},
+    "Unplanned": plans(
         r"pick \(n\) must answer whole numbers, 1 or greater",
+        pick=lambda self, rows, k, _: Pick(rows[:k], np.zeros(k, int)),
     ),
-    "Unsaid": (
-        Sampler,
-        POOL | {"pick": says(lambda pool, k, _: Pick(pool[:k], np.full(len(pool[:k]), 2)))},
+    "Unsaid": pool(
         r"pick answers Pick\(rows, n\), which needs plans_rollouts = True; its plans_rollouts is False",
+        pick=lambda self, rows, k, _: Pick(rows[:k], np.full(len(rows[:k]), 2)),
     ),
-    "Unkept": (
-        Sampler,
-        PLANS | {"pick": says(lambda pool, k, _: Pick(pool[:k]))},
+    "Unkept": plans(
         r"pick answers Pick\(rows\), which needs plans_rollouts = False; its plans_rollouts is True",
+        pick=lambda self, rows, k, _: Pick(rows[:k]),
     ),
-    "Size": (
-        Sampler,
-        EVERY | {"round_size": says(3.5)},
-        "round_size must answer a whole number, .* it answered float 3.5",
-    ),
-    "Below": (
-        Sampler,
-        EVERY | {"round_size": says(-3)},
-        "round_size must answer a whole number, 0 or greater; .* int -3",
-    ),
-    "Unsaved": (
-        Sampler,
-        EVERY | {"state_dict": says({"seen": set()}), "load_state_dict": says(None)},
+    "Size": gate("round_size must answer a whole number, .* it answered float 3.5", round_size=lambda *_: 3.5),
+    "Below": gate("round_size must answer a whole number, 0 or greater; .* int -3", round_size=lambda *_: -3),
+    "Unsaved": gate(
         r"state_dict: state\['seen'\]: a set cannot be stored",
+        state_dict=lambda self: {"seen": set()},
+        load_state_dict=lambda *_: None,
     ),
-    "Silent": (Sampler, EVERY | {"metrics": says(None)}, r"Silent\)\.metrics must answer a dict; it answered NoneType"),
-    "Arrays": (Sampler, EVERY | {"metrics": says({"x": np.zeros(2)})}, "metrics gives 'x' as a ndarray"),
-    "None_": (
-        Allocator,
-        {"first": says(lambda r, *_: np.zeros(len(r), int))},
-        "first must answer whole numbers, 1 or greater",
-    ),
-    "Parts": (Allocator, {"first": says(lambda r, *_: np.full(len(r), 3.7))}, "it answered float64 .* from 3.7 to 3.7"),
-    "Negative": (Allocator, MOST | {"review": says(lambda g, _: np.full(len(g), -8))}, "from -8 to -8"),
-    "Rollouts": (
-        Allocator,
-        MOST | {"review": says(lambda g, _: np.zeros(g.rollouts, int))},
-        "one for each group",
-    ),
+    "Silent": gate(r"Silent\)\.metrics must answer a dict; it answered NoneType", metrics=lambda self: None),
+    "Arrays": gate("metrics gives 'x' as a ndarray", metrics=lambda self: {"x": np.zeros(2)}),
+    "None_": once("first must answer whole numbers, 1 or greater", first=lambda self, r, *_: np.zeros(len(r), int)),
+    "Parts": once("it answered float64 .* from 3.7 to 3.7", first=lambda self, r, *_: np.full(len(r), 3.7)),
+    "Negative": tops_up("from -8 to -8", review=lambda self, g, _: np.full(len(g), -8)),
+    "Rollouts": tops_up("one for each group", review=lambda self, g, _: np.zeros(g.rollouts, int)),
     # a step in which a prompt is hopeless would never have ended
-    "Endless": (
-        Allocator,
-        MOST | {"review": says(lambda g, _: np.where(g.degenerate(), 4, 0))},
+    "Endless": tops_up(
         r"Endless\)\.review asks for 4 more rollouts for a group of 8 after 1 top-up; its most answers 0 before",
+        review=lambda self, g, _: np.where(g.degenerate(), 4, 0),
     ),
-    "Constant": (
-        Allocator,
-        {
-            "first": first,
-            "most": says(lambda n, _: np.full(len(n), 8)),
-            "review": says(lambda g, _: np.full(len(g), 4)),
-        },
+    "Constant": once(
         "asks for 4 more rollouts for a group of 4 after 0 top-ups; its most answers 8 before them and 8 after them: it must",
+        most=lambda self, n, _: np.full(len(n), 8),
+        review=lambda self, g, _: np.full(len(g), 4),
     ),
-    "Holds": (
-        Allocator,
-        MOST | {"review": says(lambda g, _: np.full(len(g), HOLD))},
-        "HOLD, which only a PooledAllocator",
+    "Holds": tops_up("HOLD, which only a PooledAllocator", review=lambda self, g, _: np.full(len(g), HOLD)),
+    "Kept": judge(r"decide \(keep\) must answer bool", decide=verdict(keep=lambda g: np.ones(len(g), int))),
+    "Third": judge(r"reason 3, and reasons = \('flat',\) has 1", decide=verdict(reason=lambda g: np.full(len(g), 3))),
+    "Unnamed": judge(r"reason 0, and reasons = \(\) has 0", reasons=()),
+    "Empty": judge(
+        "keeps a group of which no rollout trains", decide=verdict(rollouts=lambda g: np.zeros(g.rollouts, bool))
     ),
-    "Kept": (
-        Filter,
-        WHY | {"decide": verdict(keep=lambda g: np.ones(len(g), int))},
-        r"decide \(keep\) must answer bool",
-    ),
-    "Third": (
-        Filter,
-        WHY | {"decide": verdict(reason=lambda g: np.full(len(g), 3))},
-        r"reason 3, and reasons = \('flat',\) has 1",
-    ),
-    "Unnamed": (Filter, {"decide": verdict()}, r"reason 0, and reasons = \(\) has 0"),
-    "Empty": (
-        Filter,
-        WHY | {"decide": verdict(rollouts=lambda g: np.zeros(g.rollouts, bool))},
-        "keeps a group of which no rollout trains",
-    ),
-    "Drops": (KeepAll, WHY | {"decide": verdict()}, "drops a group, and its keeps_all is True: set keeps_all = False"),
-    "Mask": (
-        Filter,
-        WHY | {"decide": says(lambda g, _: ~g.degenerate())},
-        r"decide must answer Verdict\(keep, reason\)",
-    ),
+    "Drops": case(KeepAll, WHOLE, "drops a group, and its keeps_all is True: set keeps_all = False"),
+    "Mask": judge(r"decide must answer Verdict\(keep, reason\)", decide=lambda self, g, _: ~g.degenerate()),
     # rewards and counts that the engine, the store and the other parts read
-    "Centres": (
-        Filter,
-        WHY | {"decide": verdict(keep=lambda g: g.reward.__isub__(0.5) > 0)},
+    "Centres": judge(
         r"Centres\)\.decide fails: ValueError: .*read-only",
+        decide=verdict(keep=lambda g: g.reward.__isub__(0.5) > 0),
     ),
-    "Learns": (
-        Sampler,
-        EVERY | {"observe": says(lambda g, _: g.signal.fill(0))},
-        r"Learns\)\.observe fails: ValueError: .*read-only",
+    "Learns": gate(r"Learns\)\.observe fails: ValueError: .*read-only", observe=lambda self, g, _: g.signal.fill(0)),
+    "Counts_down": once(
+        "most fails: ValueError: .*read-only", review=lambda *_: 0, most=lambda self, n, _: n.__isub__(4)
     ),
-    "Counts_down": (
-        Allocator,
-        {"first": first, "review": says(0), "most": says(lambda n, _: n.__isub__(4))},
-        r"most fails: ValueError: .*read-only",
-    ),
-    "Groupwise": (
-        Advantage,
-        {"zero": says(lambda g, _: np.zeros(len(g), bool))},
-        "zero must answer bool .* one for each rollout",
+    "Groupwise": case(
+        *(Advantage, {}, "zero must answer bool .* one for each rollout"),
+        zero=lambda self, g, _: np.zeros(len(g), bool),
     ),
 }
 #: The same, told when the run starts.
-UNUSED: dict[str, tuple[type, dict[str, Any], str]] = {
-    "Admits": (
-        Sampler,
-        {"admits": EVERY["admit"]},
-        r"has admits, which no sampler has: did you mean admit\? A name of your",
-    ),
-    "Gate": (
-        Epoch,
-        {"admit_rows": says(None)},
-        r"has admit_rows, which no sampler has: .*\? A name of your own begins with",
-    ),
-    "Saves": (Sampler, EVERY | {"state": says(None)}, "has state, which no sampler has"),
-    "Reviews": (Allocator, {"first": first, "reviews": says(None)}, r"has reviews, .*did you mean review\?"),
-    "Compares": (Filter, {"decide": verdict(), "need_groups": True}, r"has need_groups, .*did you mean needs_groups\?"),
-    "Typo": (Sampler, {"kind": "pol"}, r"kind = 'pol'; a sampler's kind is 'stream' or 'pool'"),
-    "Forgot": (Sampler, {"pick": says(None)}, r"has pick, which is used only with kind = 'pool'"),
-    "Pickless": (Sampler, POOL, "kind = 'pool' and no pick"),
-    "Gateless": (Sampler, {"round_size": says(8)}, "kind = 'stream' and no admit"),
-    "Counted": (
-        Sampler,
-        POOL | {"pick": says(None), "decided": says(None)},
-        "has decided, which is used only with kind = 'stream'",
-    ),
-    "Gates": (
-        Sampler,
-        POOL | {"pick": says(None), "admit": says(None)},
-        "has admit, which is used only with kind = 'stream'",
-    ),
-    "Boundless": (Allocator, {"first": first, "review": says(None)}, "has review and no most"),
-    "Reviewless": (Allocator, MOST, "has most, which is used only with review"),
-    "ForEver": (PooledAllocator, {"first": first, "can_hold": True}, "can_hold = True and no recall"),
+UNUSED: dict[str, Case] = {
+    "Admits": bare("has admits, which no sampler has: did you mean admit[?] A name of your", admits=EVERY["admit"]),
+    "Gate": case(Epoch, {}, "has admit_rows, which no sampler has: .*[?] A name of your own begins with", admit_rows=1),
+    "Saves": gate("has state, which no sampler has", state=lambda self: None),
+    "Reviews": once("has reviews, .*did you mean review[?]", reviews=lambda *_: None),
+    "Compares": judge("has need_groups, .*did you mean needs_groups[?]", need_groups=True),
+    "Typo": bare("kind = 'pol'; a sampler's kind is 'stream' or 'pool'", kind="pol"),
+    "Forgot": bare("has pick, which is used only with kind = 'pool'", pick=lambda *_: None),
+    "Pickless": pool("kind = 'pool' and no pick"),
+    "Gateless": bare("kind = 'stream' and no admit", round_size=lambda *_: 8),
+    "Counted": pool("has decided, which is used only with kind = 'stream'", pick=first, decided=lambda *_: None),
+    "Gates": pool("has admit, which is used only with kind = 'stream'", pick=first, **EVERY),
+    "Boundless": once("has review and no most", review=lambda *_: None),
+    "Reviewless": tops_up("has most, which is used only with review"),
+    "ForEver": case(PooledAllocator, {"first": first}, "can_hold = True and no recall", can_hold=True),
     **{
-        f"Alone_{name}": (
-            Allocator,
-            {"first": first, name: True},
-            f"has {name}, which is used only with the base class PooledAllocator",
-        )
+        f"Alone_{name}": once(f"has {name}, which is used only with the base class PooledAllocator", **{name: True})
         for name in ("can_hold", "needs_place", "fund", "prompts", "affordable", "complete", "reserve", "recall")
     },
-    "Letters": (Filter, {"decide": verdict(), "reasons": "flat"}, r"reasons = 'flat'; they are a tuple of names"),
-    "Engines": (
-        Filter,
-        {"decide": verdict(), "reasons": ("trained",)},
-        "gives the reason 'trained', a word of the engine's",
-    ),
-    "Eliminates": (
-        Filter,
-        {"decide": verdict(), "reasons": ("eliminated",)},
+    "Letters": judge("reasons = 'flat'; they are a tuple of names", reasons="flat"),
+    "Engines": judge("gives the reason 'trained', a word of the engine's", reasons=("trained",)),
+    "Eliminates": judge(
         "gives the reason 'eliminated', with 'min' in it: verl would take its counts' min, not their sum; rename it",
+        reasons=("eliminated",),
     ),
-    "Same": (Filter, {"decide": verdict(), "reasons": ("flat", "flat")}, "gives the reason 'flat' twice"),
-    "Rejected": (
-        Filter,
-        {"decide": verdict(), "reasons": ("rejected",)},
-        "gives the reason 'rejected' twice, in reasons or as its rollout_reason",
-    ),
+    "Same": judge("gives the reason 'flat' twice", reasons=("flat", "flat")),
+    "Rejected": judge("gives the reason 'rejected' twice, in reasons or as its rollout_reason", reasons=("rejected",)),
     # training would have ended before its first step
-    "Finished": (Sampler, EVERY | {"finished": says(False)}, "has finished as a method, .*: write @property above"),
-    "Placed": (
-        PooledAllocator,
-        MOST | {"review": says(None), "needs_place": says(False)},
-        "has needs_place as a method",
+    "Finished": gate("has finished as a method, .*: write @property above", finished=lambda self: False),
+    "Placed": case(
+        *(PooledAllocator, MOST, "has needs_place as a method"), review=lambda *_: None, needs_place=lambda self: False
     ),
-    "Estimates": (Advantage, {"estimator": says("mine")}, "has estimator as a method"),
+    "Estimates": case(Advantage, {}, "has estimator as a method", estimator=lambda self: "mine"),
     # told by the first resume only
-    "Loads": (
-        Sampler,
-        EVERY | {"load_state_dict": lambda self: None},
+    "Loads": gate(
         r"has load_state_dict\(self\), and is asked for load_state_dict\(self, state\)",
+        load_state_dict=lambda self: None,
     ),
-    "Saves_only": (Sampler, EVERY | {"state_dict": says({})}, "has state_dict and no load_state_dict"),
-    "Loads_only": (
-        Sampler,
-        EVERY | {"load_state_dict": says(None)},
-        "has load_state_dict, which is used only with state_dict",
+    "Saves_only": gate("has state_dict and no load_state_dict", state_dict=lambda self: {}),
+    "Loads_only": gate(
+        "has load_state_dict, which is used only with state_dict", load_state_dict=lambda self, state: None
     ),
-    "Unasked": (Advantage, {"compute": says(None)}, 'has compute, which is used only with estimator = "…"'),
-    "Uncomputed": (Advantage, {"estimator": "mine"}, 'has estimator = "…" and no compute'),
+    "Unasked": case(Advantage, {}, 'has compute, which is used only with estimator = "…"', compute=lambda *_: None),
+    "Uncomputed": case(Advantage, {}, 'has estimator = "…" and no compute', estimator="mine"),
 }
 for _name, (_base, _body, _) in {**FAULTS, **UNUSED}.items():
     globals()[_name] = type(_name, (_base,), {"name": _name.lower(), "__module__": __name__, **_body})
@@ -370,7 +273,7 @@ def test_a_class_that_cannot_be_made() -> None:
 def test_whole_numbers_in_floats_and_lists_are_as_good() -> None:
     class Eights(Allocator):
         name = "eights"
-        first = says(lambda rows, *_: [8.0] * len(rows))
+        first = lambda self, rows, *_: [8.0] * len(rows)  # noqa: E731
 
     globals()["Eights"] = Eights
     engine, world = make_engine(allocator=f"{__name__}:Eights", M=40)
