@@ -21,6 +21,17 @@ MINIMAL = (
 )
 
 
+def told(text: str) -> list[tuple[str, str]]:
+    """Command lines and what is said of each: below it and indented; ``#`` begins a remark."""
+    out, command = [], ""
+    for line in text.splitlines():
+        if line.startswith(" "):
+            out.append((command, line.strip()))
+        elif line and not line.startswith("#"):
+            command = line
+    return out
+
+
 def parsed(words: Sequence[str]) -> argparse.Namespace:
     """The arguments of a command, up to ``--``; a condition among them is one."""
     name, *words = words

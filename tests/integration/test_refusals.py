@@ -19,7 +19,7 @@ from verl.trainer.ppo.v1.trainer_base import PPOTrainer
 from verl.trainer.ppo.v1.utils import compute_advantage_for_multi_trajectories
 from verl.utils.config import validate_config
 
-from tests.cli.lines import MINIMAL
+from tests.cli.lines import MINIMAL, told
 from tests.integration import common
 from verl_adaptive import Advantage
 from verl_adaptive.advantages.verl import COMPARING
@@ -64,6 +64,7 @@ BYPASS = f"{CORRECTION}.bypass_mode"
 TEACHER = "distillation.enabled=true distillation.distillation_loss"
 COSINE = "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine"
 KL, FORM = "actor_rollout_ref.actor.use_kl_loss=true", "adaptive.allocator.form"
+LOG_PROBS, QUEUE = "actor_rollout_ref.rollout.calculate_log_probs", "transfer_queue.backend.storage_backend"
 ASLEEP, REWARD = "reward.reward_model.rollout.free_cache_engine", "reward.custom_reward_function.path"
 
 
@@ -172,200 +173,150 @@ def test_passes(overrides):
     run_checks(overrides)
 
 
-@pytest.mark.parametrize(
-    ("overrides", "message"),
-    [
-        ("+adaptive=greso actor_rollout_ref.rollout.n=1", r"rollout\.n=1: .*at least 2"),
-        (
-            "+adaptive=solo trainer.save_freq=5 actor_rollout_ref.actor.checkpoint.async_save=true",
-            r"checkpoint\.async_save=True: .*could be resumed.*leave it false",
-        ),
-        (
-            "+adaptive=greso trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.tensor_model_parallel_size=3",
-            r"tensor_model_parallel_size=3: an engine takes 3 GPUs .* there are 8 to generate on; choose sizes that divide 8",
-        ),
-        (
-            "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100",
-            r"data\.train_max_samples=100: every start draws other prompts.*set data\.seed=1",
-        ),
-        *(
-            (
-                f"{words} trainer.save_freq=5 transfer_queue.backend.storage_backend=MooncakeStore",
-                r"could not hold their rows: .*=MooncakeStore does not write them; set it to SimpleStorage",
-            )
-            for words in (
-                f"+adaptive=dapo {COLOCATE}",
-                "+adaptive=greso adaptive/allocator=pilot_commit adaptive.allocator.form=pipelined",
-            )
-        ),
-        ("+adaptive.name=greso", r"adaptive\.name='greso': .*chooses no part.*Write \+adaptive=greso"),
-        ("+adaptive=dapo adaptive.allocator.n=1", r"adaptive\.allocator\.n=1: .*\+adaptive=solo"),
-        (
-            "+adaptive=grpo adaptive/allocator=aero actor_rollout_ref.rollout.n=2",
-            r"n_explore=1: closes groups with one rollout .*n=2, which grpo .*n_explore=2 or more",
-        ),
-        (
-            "+adaptive=grpo adaptive/allocator=reinforce_ada adaptive.allocator.variant=pos adaptive.allocator.per_round=1",
-            r"per_round=1: closes groups with one rollout",
-        ),
-        ("+adaptive=solo adaptive/filter=informative", r"adaptive\.allocator\.n=1: .*no variance to judge by"),
-        ("+adaptive=solo adaptive.allocator.n=3", r"adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8"),
-        ("+adaptive=solo adaptive/allocator=aero", "adaptive.batch_unit"),
-        # the way out must not lead to the next refusal
-        ("+adaptive=solo algorithm.adv_estimator=rloo", r"leave this one out, or, .*take \+adaptive=dapo"),
-        (f"{TAKEN}:Own algorithm.adv_estimator=test_own", r"adv_estimator='test_own': .*leave this one out$"),
-        (f"{TAKEN}:Taken", r"adaptive\.advantage\.name='taken': Taken has estimator = 'rloo', .*give it another name"),
-        ("+adaptive=solo algorithm.adv_estimator=gae", r"or take \+adaptive=sao, one rollout a prompt with a critic"),
-        ("+adaptive=solo critic.enable=true", r"critic\.enable=True: .*take \+adaptive=sao"),
-        (
-            "+adaptive=sao algorithm.adv_estimator=gae actor_rollout_ref.rollout.calculate_log_probs=false",
-            r"calculate_log_probs=False: .*bypass_mode=true trains with the rollout's own .*set it to true",
-        ),
-        *(
-            (
-                f"+adaptive=solo {CORRECTION}.{word} actor_rollout_ref.rollout.calculate_log_probs=false",
-                r"calculate_log_probs=False: .*rollout_\w\w would be off, .*set it to true",
-            )
-            for word in ("rollout_is=token", "rollout_rs=seq_mean_k3")
-        ),
-        (
-            "+adaptive=grpo algorithm.adv_estimator=gae critic.enable=false",
-            r"critic\.enable=False: .*gae takes the values of a critic.*adv_estimator=grpo",
-        ),
-        # after grpo; the policy is that of solo with adaptive/advantage=verl
-        ("+adaptive=sao", r"n=1: .*no variance to judge by.*\+adaptive=sao with algorithm\.adv_estimator=gae"),
-        ("+adaptive=greso adaptive.max_rollouts_per_step=7", r"max_rollouts_per_step=7: .*takes 8 rollouts; use 8"),
-        (
-            "+adaptive=dapo adaptive/filter=aero algorithm.adv_estimator=opo adaptive.filter.keep_degenerate=1",
-            r"keep_degenerate=1: .*which opo would train on its bare reward; use 0",
-        ),
-        (
-            "+adaptive=dapo adaptive/filter=aero algorithm.use_kl_in_reward=true adaptive.filter.keep_degenerate=1",
-            r"keep_degenerate=1: .*use_kl_in_reward=true\) grpo has no other to compare with.*; use 0",
-        ),
-        (
-            "+adaptive=dapo adaptive/allocator=aero adaptive.allocator.n_explore=1 "
-            "algorithm.adv_estimator=reinforce_plus_plus_baseline",
-            r"n_explore=1: .*which reinforce_plus_plus_baseline would train on its bare reward",
-        ),
-        # what is recommended instead must not be refused for the estimator
-        (
-            "+adaptive=greso actor_rollout_ref.rollout.n=1 algorithm.adv_estimator=gae",
-            r"\+adaptive=solo without algorithm\.adv_estimator=gae",
-        ),
-        (
-            "+adaptive=pilot_commit adaptive.sampler.round.prompts=64",
-            r"round\.prompts=64: .*pilot_commit decides how many.*adaptive\.allocator\.factor",
-        ),
-        (
-            "+adaptive=grpo data.gen_batch_size=64",
-            r"set what a step first asks for with adaptive\.sampler\.round\.prompts=64",
-        ),
-        (f"+adaptive=dapo {COLOCATE} data.gen_batch_size=192", r"data\.gen_batch_size=192: .*leave it out"),
-        (
-            f"+adaptive=dapo {COLOCATE} adaptive.sampler.round.prompts=192",
-            r"round\.prompts=192: has no effect.*leave it out",
-        ),
-        (
-            f"+adaptive=pilot_commit {SEPARATE} adaptive.allocator.factor=3 actor_rollout_ref.rollout.n=16",
-            r"allocator\.factor=3\.0: has no effect with trainer\.v1\.trainer_mode=separate_async.*leave it out",
-        ),
-        (
-            "+adaptive=pilot_commit data.gen_batch_size=64",
-            r"asks for as many prompts as the step is short of; leave it out$",
-        ),
-        (
-            "+adaptive=dapo adaptive/filter=stack adaptive.filter.filters=[{name:aero,keep_degenerate:1}] "
-            "algorithm.adv_estimator=opo",
-            r"adaptive\.filter\.filters: aero\.keep_degenerate=1: .*which opo would train",
-        ),
-        ("+adaptive=greso adaptive.on_exhausted=explode", "must be one of train_partial, relax, raise"),
-        ("+adaptive=greso algorithm.filter_groups.enable=true", r"\+adaptive=dapo for"),
-        (
-            "+adaptive=dapo algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc",
-            r"\+adaptive=dapo with adaptive\.signal=acc for",
-        ),
-        (
-            "+adaptive=greso trainer.v1.sampler.sync_refill_failed_groups=true",
-            r"adaptive\.refill does this.*leave it false",
-        ),
-        (
-            f"+adaptive=greso {COLOCATED}",
-            r"adaptive\.refill=True: .*too late to generate others.*write adaptive\.refill=false",
-        ),
-        (
-            f"+adaptive=aero {COLOCATED}",
-            r"enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo",
-        ),
-        # what verl's open pull requests 6868 and 6874 would add
-        ("+adaptive=greso trainer.v1.trainer_mode=fully_async", r"trainer_mode='fully_async': must be one of sync"),
-        ("+adaptive=greso +trainer.v1.rollout_level_dispatch=true", r"rollout_level_dispatch=True: .*set it to false"),
-        (
-            "+adaptive=grpo algorithm.adv_estimator=gae algorithm.use_pf_ppo=true",
-            r"use_pf_ppo=True: .*into the rows of others; set it to false",
-        ),
-        (
-            "+adaptive=dapo actor_rollout_ref.rollout.full_determinism=true",
-            r"full_determinism=True: .*same seed and the same request id.*set it to false",
-        ),
-        (
-            f"+adaptive=greso {DISAGGREGATED} actor_rollout_ref.rollout.free_cache_engine=false",
-            r"free_cache_engine=False: .*stall after its first abort.*free_cache_engine=true",
-        ),
-        (
-            f"+adaptive=solo {SEPARATE} actor_rollout_ref.model.lora_rank=8",
-            r"lora\.merge=False: .*base model's weights alone.*set it to true",
-        ),
-        (f"+adaptive=greso {SEPARATE} actor_rollout_ref.model.lora.rank=8", r"lora\.merge=False: .*set it to true"),
-        (f"+adaptive=greso {DISAGGREGATED} {SGLANG}", r"disaggregation\.enabled=True: .*prefill server alone"),
-        (  # more is asked for than trains
-            f"+adaptive=grpo adaptive.sampler.round.prompts=2048 {DISAGGREGATED} {SGLANG}",
-            r"disaggregation\.enabled=True: .*prefill server alone",
-        ),
-        (
-            f"+adaptive=grpo adaptive.refill=false {COLOCATED} trainer.v1.trainer_mode=colocate_async",
-            r"enable_resource_pool=False: .*trainer_mode=colocate_async takes groups as they come; take sync, or set it to true",
-        ),
-        (
-            f"+adaptive=greso {OWN_POOL} {ASLEEP}=true",
-            r"rollout\.free_cache_engine=True: .*never wakes it.*set it to false",
-        ),
-        (
-            f"+adaptive=greso {OWN_POOL} {ASLEEP}=false",
-            r"custom_reward_function\.path=None: .*reward_extra_info.*issue 7368.*write a reward function",
-        ),
-        # older names, which main_ppo does not read
-        (
-            "+adaptive=solo custom_reward_function.path=mine.py",
-            r"custom_reward_function\.path='mine\.py': .*does not read; write reward\.custom_reward_function\.path",
-        ),
-        (
-            "+adaptive=dapo reward_model.reward_manager=dapo",
-            r"reward_model\.reward_manager='dapo': .*write reward\.reward_manager\.name",
-        ),
-        (
-            "+adaptive=dapo +reward_model.reward_kwargs.max_resp_len=8",
-            r"reward_kwargs\.max_resp_len=8: .*write \+reward\.reward_kwargs\.max_resp_len",
-        ),
-        ("+adaptive=greso actor_rollout_ref.actor.ppo_mini_batch_size=6", "must divide data.train_batch_size=16"),
-        ("+adaptive=aero algorithm.adv_estimator=rloo", "adaptive/advantage=verl"),
-        ("+adaptive=cero adaptive.refill=true", "adaptive.refill"),
-        ("+adaptive=greso algorithm.adv_estimator=adaptive_beta", "matching adaptive/advantage"),
-        # verl would act on these in its own estimator, ours would not
-        ("+adaptive=aero algorithm.use_kl_in_reward=true", r"algorithm\.use_kl_in_reward=True: .*use_kl_loss=true"),
-        (
-            "+adaptive=aero algorithm.norm_adv_by_std_in_grpo=false",
-            r"adaptive\.advantage\.norm_by_std=True: .*write adaptive\.advantage\.norm_by_std=false",
-        ),
-        (f"+adaptive=cero {COLOCATE}", r"colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0"),
-        (f"+adaptive=pilot_commit adaptive.allocator.form=pipelined {COLOCATE}", r"form='pipelined': .*take on_policy"),
-        (
-            f"+adaptive=dapo +trainer.v1.colocate_async.parameter_sync_step=3 {COLOCATE}",
-            "must divide data.train_batch_size=16",
-        ),
-        (f"+adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}", "brings its own replay buffer"),
-    ],
-)
+REFUSED = rf"""
++adaptive=greso actor_rollout_ref.rollout.n=1
+    rollout\.n=1: .*at least 2
++adaptive=solo trainer.save_freq=5 actor_rollout_ref.actor.checkpoint.async_save=true
+    checkpoint\.async_save=True: .*could be resumed.*leave it false
++adaptive=greso trainer.n_gpus_per_node=8 actor_rollout_ref.rollout.tensor_model_parallel_size=3
+    tensor_model_parallel_size=3: an engine takes 3 GPUs .* there are 8 to generate on; choose sizes that divide 8
++adaptive=greso trainer.save_freq=5 data.train_max_samples=100
+    data\.train_max_samples=100: every start draws other prompts.*set data\.seed=1
++adaptive=dapo {COLOCATE} trainer.save_freq=5 {QUEUE}=MooncakeStore
+    could not hold their rows: .*=MooncakeStore does not write them; set it to SimpleStorage
++adaptive=greso adaptive/allocator=pilot_commit adaptive.allocator.form=pipelined trainer.save_freq=5 {QUEUE}=MooncakeStore
+    could not hold their rows: .*=MooncakeStore does not write them; set it to SimpleStorage
++adaptive.name=greso
+    adaptive\.name='greso': .*chooses no part.*Write \+adaptive=greso
++adaptive=dapo adaptive.allocator.n=1
+    adaptive\.allocator\.n=1: .*\+adaptive=solo
++adaptive=grpo adaptive/allocator=aero actor_rollout_ref.rollout.n=2
+    n_explore=1: closes groups with one rollout .*n=2, which grpo .*n_explore=2 or more
++adaptive=grpo adaptive/allocator=reinforce_ada adaptive.allocator.variant=pos adaptive.allocator.per_round=1
+    per_round=1: closes groups with one rollout
++adaptive=solo adaptive/filter=informative
+    adaptive\.allocator\.n=1: .*no variance to judge by
++adaptive=solo adaptive.allocator.n=3
+    adaptive\.allocator\.n=3: .*rollout\.n=8: 1, 2, 4, 8
++adaptive=solo adaptive/allocator=aero
+    adaptive.batch_unit
+# the way out must not lead to the next refusal
++adaptive=solo algorithm.adv_estimator=rloo
+    leave this one out, or, .*take \+adaptive=dapo
+{TAKEN}:Own algorithm.adv_estimator=test_own
+    adv_estimator='test_own': .*leave this one out$
+{TAKEN}:Taken
+    adaptive\.advantage\.name='taken': Taken has estimator = 'rloo', .*give it another name
++adaptive=solo algorithm.adv_estimator=gae
+    or take \+adaptive=sao, one rollout a prompt with a critic
++adaptive=solo critic.enable=true
+    critic\.enable=True: .*take \+adaptive=sao
++adaptive=sao algorithm.adv_estimator=gae {LOG_PROBS}=false
+    calculate_log_probs=False: .*bypass_mode=true trains with the rollout's own .*set it to true
++adaptive=solo {CORRECTION}.rollout_is=token {LOG_PROBS}=false
+    calculate_log_probs=False: .*rollout_\w\w would be off, .*set it to true
++adaptive=solo {CORRECTION}.rollout_rs=seq_mean_k3 {LOG_PROBS}=false
+    calculate_log_probs=False: .*rollout_\w\w would be off, .*set it to true
++adaptive=grpo algorithm.adv_estimator=gae critic.enable=false
+    critic\.enable=False: .*gae takes the values of a critic.*adv_estimator=grpo
+# after grpo; the policy is that of solo with adaptive/advantage=verl
++adaptive=sao
+    n=1: .*no variance to judge by.*\+adaptive=sao with algorithm\.adv_estimator=gae
++adaptive=greso adaptive.max_rollouts_per_step=7
+    max_rollouts_per_step=7: .*takes 8 rollouts; use 8
++adaptive=dapo adaptive/filter=aero algorithm.adv_estimator=opo adaptive.filter.keep_degenerate=1
+    keep_degenerate=1: .*which opo would train on its bare reward; use 0
++adaptive=dapo adaptive/filter=aero algorithm.use_kl_in_reward=true adaptive.filter.keep_degenerate=1
+    keep_degenerate=1: .*use_kl_in_reward=true\) grpo has no other to compare with.*; use 0
++adaptive=dapo adaptive/allocator=aero adaptive.allocator.n_explore=1 algorithm.adv_estimator=reinforce_plus_plus_baseline
+    n_explore=1: .*which reinforce_plus_plus_baseline would train on its bare reward
+# what is recommended instead must not be refused for the estimator
++adaptive=greso actor_rollout_ref.rollout.n=1 algorithm.adv_estimator=gae
+    \+adaptive=solo without algorithm\.adv_estimator=gae
++adaptive=pilot_commit adaptive.sampler.round.prompts=64
+    round\.prompts=64: .*pilot_commit decides how many.*adaptive\.allocator\.factor
++adaptive=grpo data.gen_batch_size=64
+    set what a step first asks for with adaptive\.sampler\.round\.prompts=64
++adaptive=dapo {COLOCATE} data.gen_batch_size=192
+    data\.gen_batch_size=192: .*leave it out
++adaptive=dapo {COLOCATE} adaptive.sampler.round.prompts=192
+    round\.prompts=192: has no effect.*leave it out
++adaptive=pilot_commit {SEPARATE} adaptive.allocator.factor=3 actor_rollout_ref.rollout.n=16
+    allocator\.factor=3\.0: has no effect with trainer\.v1\.trainer_mode=separate_async.*leave it out
++adaptive=pilot_commit data.gen_batch_size=64
+    asks for as many prompts as the step is short of; leave it out$
++adaptive=dapo adaptive/filter=stack adaptive.filter.filters=[{{name:aero,keep_degenerate:1}}] algorithm.adv_estimator=opo
+    adaptive\.filter\.filters: aero\.keep_degenerate=1: .*which opo would train
++adaptive=greso adaptive.on_exhausted=explode
+    must be one of train_partial, relax, raise
++adaptive=greso algorithm.filter_groups.enable=true
+    \+adaptive=dapo for
++adaptive=dapo algorithm.filter_groups.enable=true algorithm.filter_groups.metric=acc
+    \+adaptive=dapo with adaptive\.signal=acc for
++adaptive=greso trainer.v1.sampler.sync_refill_failed_groups=true
+    adaptive\.refill does this.*leave it false
++adaptive=greso {COLOCATED}
+    adaptive\.refill=True: .*too late to generate others.*write adaptive\.refill=false
++adaptive=aero {COLOCATED}
+    enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo
+# what verl's open pull requests 6868 and 6874 would add
++adaptive=greso trainer.v1.trainer_mode=fully_async
+    trainer_mode='fully_async': must be one of sync
++adaptive=greso +trainer.v1.rollout_level_dispatch=true
+    rollout_level_dispatch=True: .*set it to false
++adaptive=grpo algorithm.adv_estimator=gae algorithm.use_pf_ppo=true
+    use_pf_ppo=True: .*into the rows of others; set it to false
++adaptive=dapo actor_rollout_ref.rollout.full_determinism=true
+    full_determinism=True: .*same seed and the same request id.*set it to false
++adaptive=greso {DISAGGREGATED} actor_rollout_ref.rollout.free_cache_engine=false
+    free_cache_engine=False: .*stall after its first abort.*free_cache_engine=true
++adaptive=solo {SEPARATE} actor_rollout_ref.model.lora_rank=8
+    lora\.merge=False: .*base model's weights alone.*set it to true
++adaptive=greso {SEPARATE} actor_rollout_ref.model.lora.rank=8
+    lora\.merge=False: .*set it to true
++adaptive=greso {DISAGGREGATED} {SGLANG}
+    disaggregation\.enabled=True: .*prefill server alone
+# more is asked for than trains
++adaptive=grpo adaptive.sampler.round.prompts=2048 {DISAGGREGATED} {SGLANG}
+    disaggregation\.enabled=True: .*prefill server alone
++adaptive=grpo adaptive.refill=false {COLOCATED} trainer.v1.trainer_mode=colocate_async
+    enable_resource_pool=False: .*trainer_mode=colocate_async takes groups as they come; take sync, or set it to true
++adaptive=greso {OWN_POOL} {ASLEEP}=true
+    rollout\.free_cache_engine=True: .*never wakes it.*set it to false
++adaptive=greso {OWN_POOL} {ASLEEP}=false
+    custom_reward_function\.path=None: .*reward_extra_info.*issue 7368.*write a reward function
+# older names, which main_ppo does not read
++adaptive=solo custom_reward_function.path=mine.py
+    custom_reward_function\.path='mine\.py': .*does not read; write reward\.custom_reward_function\.path
++adaptive=dapo reward_model.reward_manager=dapo
+    reward_model\.reward_manager='dapo': .*write reward\.reward_manager\.name
++adaptive=dapo +reward_model.reward_kwargs.max_resp_len=8
+    reward_kwargs\.max_resp_len=8: .*write \+reward\.reward_kwargs\.max_resp_len
++adaptive=greso actor_rollout_ref.actor.ppo_mini_batch_size=6
+    must divide data.train_batch_size=16
++adaptive=aero algorithm.adv_estimator=rloo
+    adaptive/advantage=verl
++adaptive=cero adaptive.refill=true
+    adaptive.refill
++adaptive=greso algorithm.adv_estimator=adaptive_beta
+    matching adaptive/advantage
+# verl would act on these in its own estimator, ours would not
++adaptive=aero algorithm.use_kl_in_reward=true
+    algorithm\.use_kl_in_reward=True: .*use_kl_loss=true
++adaptive=aero algorithm.norm_adv_by_std_in_grpo=false
+    adaptive\.advantage\.norm_by_std=True: .*write adaptive\.advantage\.norm_by_std=false
++adaptive=cero {COLOCATE}
+    colocate_async\.num_warmup_batches=1: .*num_warmup_batches=0
++adaptive=pilot_commit adaptive.allocator.form=pipelined {COLOCATE}
+    form='pipelined': .*take on_policy
++adaptive=dapo +trainer.v1.colocate_async.parameter_sync_step=3 {COLOCATE}
+    must divide data.train_batch_size=16
++adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}
+    brings its own replay buffer
+"""
+
+
+@pytest.mark.parametrize(("overrides", "message"), told(REFUSED))
 def test_refused(overrides, message):
     with pytest.raises(ConfigError, match=message):
         run_checks(overrides)
