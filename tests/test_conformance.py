@@ -99,6 +99,11 @@ TestMemoryThinned = suite(MemoryBaseline, _ONE_SCALE, thin=0.5)
 # -- the suite catches what it is for -----------------------------------------------------------------------
 
 
+def but(base: type[Role], **body: Any) -> type[Role]:
+    """This class, but for a few of its methods."""
+    return type(f"But{base.__name__}", (base,), body)
+
+
 class _Pool(Sampler):
     name = "bad"
     kind = "pool"
@@ -110,33 +115,12 @@ class _Pool(Sampler):
         return Pick(pool[self.order(pool, progress)][:count])
 
 
-class _Global(_Pool):
-    def order(self, pool, progress):
-        return np.random.permutation(len(pool))
-
-
-class _Clock(_Pool):
-    def order(self, pool, progress):
-        time.perf_counter()
-        return super().order(pool, progress)
-
-
-class _Rows(_Pool):
-    def order(self, pool, progress):
-        return np.argsort(pool)
-
-
 class _Forgetful(_Pool):
     calls = 0
 
     def order(self, pool, progress):
         self.calls += 1
         return np.roll(super().order(pool, progress), self.calls)
-
-
-class _Nan(_Pool):
-    def metrics(self):
-        return {"nothing": float("nan")}
 
 
 class _Clears(_Pool):
@@ -148,6 +132,12 @@ class _Clears(_Pool):
     def metrics(self):
         seen, self.seen = self.seen, 0
         return {"seen_total": float(seen)}
+
+
+_Global = but(_Pool, order=lambda self, pool, _: np.random.permutation(len(pool)))
+_Clock = but(_Pool, order=lambda self, pool, progress: (time.perf_counter(), _Pool.order(self, pool, progress))[1])
+_Rows = but(_Pool, order=lambda self, pool, _: np.argsort(pool))
+_Nan = but(_Pool, metrics=lambda self: {"nothing": float("nan")})
 
 
 @pytest.mark.parametrize(
@@ -163,16 +153,10 @@ class _Clears(_Pool):
     ],
 )
 def test_a_sampler_that_breaks_a_promise_fails(sampler, test):
-    class Suite(SamplerConformance):
-        refill = False
-        patience = 50
-
-        def make(self) -> Sampler:
-            return sampler({})
-
-    SamplerConformance.test_shapes.__wrapped__(Suite())  # nothing wrong there
+    made = type("Suite", (SamplerConformance,), {"refill": False, "patience": 50, "make": lambda self: sampler({})})()
+    SamplerConformance.test_shapes.__wrapped__(made)  # nothing wrong there
     with pytest.raises(AssertionError):
-        getattr(Suite(), test)()
+        getattr(made, test)()
 
 
 class _Learning:
@@ -200,34 +184,15 @@ class _Halves(Allocator):
         return np.maximum(16 - n, 0)
 
 
-class _LearningHalves(_Learning, _Halves):
-    def review(self, groups, progress):
-        return np.where(groups.n < 5 + self.seen % 7, 4, 0)
-
-
-class _HastyHalves(_Halves):
-    def review(self, groups, progress):
-        monotonic_ns()
-        return super().review(groups, progress)
-
-
 class _All(Filter):
     name = "bad"
     reasons = ("odd",)
 
+    def _keep(self, groups, progress):
+        return np.ones(len(groups), dtype=bool)
+
     def decide(self, groups, progress):
-        return Verdict(np.ones(len(groups), dtype=bool), np.zeros(len(groups), dtype=np.int64))
-
-
-class _LearningAll(_Learning, _All):
-    def decide(self, groups, progress):
-        return Verdict(groups.n % 3 != self.seen % 3, np.zeros(len(groups), dtype=np.int64))
-
-
-class _HastyAll(_All):
-    def decide(self, groups, progress):
-        datetime.now()
-        return super().decide(groups, progress)
+        return Verdict(self._keep(groups, progress), np.zeros(len(groups), dtype=np.int64))
 
 
 class _Plain(Advantage):
@@ -237,17 +202,24 @@ class _Plain(Advantage):
         return reward - 0.5
 
 
-class _LearningPlain(_Learning, _Plain):
-    def compute(self, reward, group_of, observed):
-        return reward - 0.5 - self.ended
+#: A part without faults → a method that learns, and one that looks at a clock or at chance.
+ANNOUNCED = {
+    _Halves: (
+        {"review": lambda self, groups, _: np.where(groups.n < 5 + self.seen % 7, 4, 0)},
+        {"review": lambda self, groups, progress: (monotonic_ns(), _Halves.review(self, groups, progress))[1]},
+    ),
+    _All: (
+        {"_keep": lambda self, groups, _: groups.n % 3 != self.seen % 3},
+        {"_keep": lambda self, groups, progress: (datetime.now(), _All._keep(self, groups, progress))[1]},
+    ),
+    _Plain: (
+        {"compute": lambda self, reward, *_: reward - 0.5 - self.ended},
+        {"compute": lambda self, reward, *_: reward - 0.5 + 0 * np.random.random()},
+    ),
+}
 
 
-class _HastyPlain(_Plain):
-    def compute(self, reward, group_of, observed):
-        return reward - 0.5 + 0 * np.random.random()
-
-
-@pytest.mark.parametrize("part", [_Halves, _All, _Plain], ids=["allocator", "filter", "advantage"])
+@pytest.mark.parametrize("part", ANNOUNCED, ids=["allocator", "filter", "advantage"])
 def test_a_suite_looks_at_what_it_announces(part) -> None:
     """Exact resume, no clock, no global randomness: in every role, a part that breaks one fails, and one without faults passes."""
     base = SUITES[part.role]
@@ -263,10 +235,10 @@ def test_a_suite_looks_at_what_it_announces(part) -> None:
                 out.append(name)
         return out
 
-    learning, hasty = (globals()[f"_{how}{part.__name__[1:]}"] for how in ("Learning", "Hasty"))
+    learns, hastens = ANNOUNCED[part]
     assert failures(part) == []
-    assert failures(learning) == ["test_state_is_complete"]
-    assert len(failures(hasty)) >= 3
+    assert failures(type("Learning", (_Learning, part), learns)) == ["test_state_is_complete"]
+    assert len(failures(but(part, **hastens))) >= 3
 
 
 class _Cursor(Sampler):
@@ -291,41 +263,16 @@ class _MovingAll(_All):
 
     level = 0.5
 
-    def decide(self, groups, progress):
+    def _keep(self, groups, progress):
         keep = groups.pass_rate <= self.level
         self.level = 0.9 * self.level + 0.1 * (groups.pass_rate.mean() if len(groups) else 0.0)
-        return Verdict(keep, np.zeros(len(groups), dtype=np.int64))
+        return keep
 
     def state_dict(self):
         return {"level": self.level}
 
     def load_state_dict(self, state):
         self.level = state["level"]
-
-
-class _LateAll(_All):
-    def decide(self, groups, progress):
-        keep = groups.n < 8 + progress.kept
-        return Verdict(keep, np.zeros(len(groups), dtype=np.int64))
-
-
-class _PromisingHalves(_Halves):
-    """Asks for more than it says."""
-
-    def most(self, n, stage):
-        return np.zeros(len(n), dtype=np.int64)
-
-
-class _LyingHalves(_Halves):
-    def fixed_size(self, n):
-        return n
-
-
-class _BusyHalves(_Halves):
-    """Looks at the step, which stands still in ``sync`` and not in the asynchronous modes."""
-
-    def review(self, groups, progress):
-        return np.where((groups.n < 8) & (progress.planned < 64), 4, 0)
 
 
 class _CarelessPlain(_Plain):
@@ -337,18 +284,16 @@ class _CarelessPlain(_Plain):
         self.col("total")[groups.row] += groups.sum(groups.reward)
 
 
-class _SpeltHalves(_Halves):
-    """Leaves out ``most``."""
-
-    def at_most(self, n, stage):
-        return np.full(len(n), 4)
-
-
-class _CentringHalves(_Halves):
-    """Changes what the parts after it are shown."""
-
-    def observe(self, groups, progress):
-        groups.reward[:] -= 0.5
+_LateAll = but(_All, _keep=lambda self, groups, progress: groups.n < 8 + progress.kept)
+#: Asks for more than it says.
+_PromisingHalves = but(_Halves, most=lambda self, n, _: np.zeros(len(n), dtype=np.int64))
+_LyingHalves = but(_Halves, fixed_size=lambda self, n: n)
+#: Looks at the step, which stands still in ``sync`` and not in the asynchronous modes.
+_BusyHalves = but(_Halves, review=lambda self, g, progress: np.where((g.n < 8) & (progress.planned < 64), 4, 0))
+#: Leaves out ``most``.
+_SpeltHalves = but(_Halves, at_most=lambda self, n, _: np.full(len(n), 4))
+#: Changes what the parts after it are shown.
+_CentringHalves = but(_Halves, observe=lambda self, groups, _: groups.reward.__isub__(0.5))
 
 
 @pytest.mark.parametrize(

@@ -727,68 +727,37 @@ def test_rollouts_without_a_reward_are_on_the_bill(kind, tmp_path) -> None:
 
 
 INFORMATIVE = ("epoch", "fixed", "informative")
-FEW = {"max_rollouts_per_step": 20, "refill": False}
-#: Steps that get fewer than eight groups → parts, options, columns of the statistics, groups that the filter keeps, what is said.
-SHORT: dict[str, tuple[tuple, dict, dict, int, str]] = {
-    "max_rounds": (
-        INFORMATIVE,
-        {"p": np.zeros(64), "max_rounds": 2},
-        {},
-        0,
-        r"\(16 all_wrong\): adaptive\.max_rounds=2 ",
-    ),
+SOLVED = {"p": np.ones(64)}
+FEW = {"p": np.ones(64), "max_rollouts_per_step": 20, "refill": False}
+HALF_RETIRED = {"p": np.full(64, 0.5), "refill": False, "columns": {"retired": np.arange(64) >= 5}}
+#: Steps that get fewer than eight groups → parts, options, groups that the filter keeps, what is said.
+SHORT: dict[str, tuple[tuple, dict, int, str]] = {
+    "max_rounds": (INFORMATIVE, {"p": np.zeros(64), "max_rounds": 2}, 0, r"\(16 all_wrong\): adaptive\.max_rounds=2 "),
     "max_rounds, some kept": (
-        INFORMATIVE,
-        {"p": np.repeat([0.0, 0.5], [52, 12]), "max_rounds": 2},
-        {},
-        2,
+        *(INFORMATIVE, {"p": np.repeat([0.0, 0.5], [52, 12]), "max_rounds": 2}, 2),
         r"128 rollouts \(14 all_wrong, 2 trained\): adaptive\.max_rounds=2 ",
     ),
     # of a step that kept all its groups an asynchronous trainer said "none finished"
     "cap": (
-        ("epoch",),
-        {"n": 4, "max_rollouts_per_step": 20},
-        {},
-        5,
+        *(("epoch",), {"n": 4, "max_rollouts_per_step": 20}, 5),
         r"after 1 round and 20 rollouts \(5 trained\): .*cap of 20 ",
     ),
     "cap, all dropped": (
-        INFORMATIVE,
-        {"n": 4, "p": np.ones(64), "max_rollouts_per_step": 60},
-        {},
-        0,
+        *(INFORMATIVE, SOLVED | {"n": 4, "max_rollouts_per_step": 60}, 0),
         r"60 rollouts \(15 all_correct\): the step's cap of 60 rollouts was reached",
     ),
     # without refill ``on_exhausted`` was ignored, while the note named it
-    "cap of a batch": (INFORMATIVE, {"p": np.ones(64), **FEW}, {}, 0, r"\(2 all_correct\): the step's cap of 20 "),
-    "cap of rescues": (
-        ("epoch", "aero", "aero", "beta"),
-        {"p": np.ones(64), **FEW},
-        {},
-        5,
-        r"\(5 trained\): .*cap of 20 ",
-    ),
-    "cap of a plan": (
-        ("cero",),
-        {"p": np.ones(64), "steps": 20, **FEW},
-        {},
-        3,
-        r"\(3 trained\): the step's cap of 20 ",
-    ),
+    "cap of a batch": (INFORMATIVE, FEW, 0, r"\(2 all_correct\): the step's cap of 20 "),
+    "cap of rescues": (("epoch", "aero", "aero", "beta"), FEW, 5, r"\(5 trained\): .*cap of 20 "),
+    "cap of a plan": (("cero",), FEW | {"steps": 20}, 3, r"\(3 trained\): the step's cap of 20 "),
     # of data, or room for commits, that ended nothing was said in ``sync``
     "data": (
-        (RETIRED, "fixed", "informative"),
-        {"p": np.full(64, 0.5), "refill": False},
-        {"retired": np.arange(64) >= 5},
-        5,
-        r": the sampler (gave no further prompt|let nothing more through)",
+        *((RETIRED, "fixed", "informative"), HALF_RETIRED, 5),
+        ": the sampler (gave no further prompt|let nothing more through)",
     ),
     # it ends the run when that was asked for; otherwise one round goes ungated, as a step needs rows to train on
     "gate": (
-        (SHUT, "fixed", "informative"),
-        {"p": np.ones(64)},
-        {"streak": 5, "streak_kind": 1},
-        0,
+        *((SHUT, "fixed", "informative"), SOLVED | {"columns": {"streak": 5, "streak_kind": 1}}, 0),
         r"\((none finished|8 all_correct)\): the sampler let nothing more through in 4 passes",
     ),
 }
@@ -800,7 +769,9 @@ TRAINERS = {"sync": None, "async": AsyncFacts(), "mini-steps": AsyncFacts(parts=
 @pytest.mark.parametrize("name", SHORT)
 def test_a_short_step_ends_as_configured(name, trainer, on_exhausted) -> None:
     """Groups that were dropped train if nothing else does, or where ``relax`` asks for it, and the note says so."""
-    parts, options, columns, kept, says = SHORT[name]
+    parts, options, kept, says = SHORT[name]
+    options = {"columns": {}, **options}
+    columns = options.pop("columns")
     engine, world = make_engine(*parts, async_facts=TRAINERS[trainer], on_exhausted=on_exhausted, **options)
     for column, values in columns.items():
         engine.table.col(column)[:] = values
@@ -819,7 +790,7 @@ def test_a_short_step_ends_as_configured(name, trainer, on_exhausted) -> None:
 
 def test_room_for_commits_that_ends_exhausts_a_step_without_refill() -> None:
     for on_exhausted in ("raise", "train_partial"):
-        engine, world = make_engine("epoch", "pilot_commit", "band", p=np.ones(64), on_exhausted=on_exhausted, **FEW)
+        engine, world = make_engine("epoch", "pilot_commit", "band", on_exhausted=on_exhausted, **FEW)
         if on_exhausted == "raise":
             with pytest.raises(Exhausted, match=r"of 8 groups .*: the step's cap of 20 rollouts"):
                 run_step(engine, world, 1)

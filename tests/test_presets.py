@@ -217,7 +217,7 @@ class CountingToo(KeepAll):
 
 def test_two_parts_do_not_share_a_column(composed) -> None:
     """Each visit counted twice in it."""
-    parts = [f"adaptive.sampler.name={__name__}:Counting", f"adaptive.filter.name={__name__}:CountingToo"]
+    parts = [f"{SAMPLER}:Counting", f"{FILTER}:CountingToo"]
     assert build_policy(adaptive(composed("+adaptive=dapo", parts[0]))).sampler.name == "mine"
     with pytest.raises(
         ConfigError, match=r"adaptive\.filter\.name='mine': has the column 'seen', and so has the sampler"
@@ -242,37 +242,34 @@ class RenamedPlan(Cero):
     name = "renamed_plan"
 
 
+#: A class of this module in a preset's place.
+SAMPLER, ALLOCATOR, FILTER = (f"adaptive.{role}.name={__name__}" for role in ("sampler", "allocator", "filter"))
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [
+        (f"+adaptive=cero {ALLOCATOR}:Renamed adaptive.allocator.n=4", r"adaptive\.allocator\.n=4: .*plans"),
         (
-            ("+adaptive=cero", f"adaptive.allocator.name={__name__}:Renamed", "adaptive.allocator.n=4"),
-            r"adaptive\.allocator\.n=4: .*plans",
-        ),
-        (
-            ("+adaptive=aero", f"adaptive.sampler.name={__name__}:RenamedPlan", "adaptive.allocator.budget=per_prompt"),
+            f"+adaptive=aero {SAMPLER}:RenamedPlan adaptive.allocator.budget=per_prompt",
             r"adaptive\.allocator\.budget='per_prompt'.*budget=pooled",
         ),
-        (
-            ("+adaptive=pilot_commit", f"adaptive.allocator.name={__name__}:Renamed"),
-            r"adaptive\.filter\.name='band'.*makes none.*informative",
-        ),
+        (f"+adaptive=pilot_commit {ALLOCATOR}:Renamed", r"adaptive\.filter\.name='band'.*makes none.*informative"),
     ],
 )
 def test_parts_are_asked_what_they_can_do_not_who_they_are(words, says, composed) -> None:
     with pytest.raises(ConfigError, match=says):
-        build_policy(adaptive(composed(*words)))
+        build_policy(adaptive(composed(*words.split())))
 
 
 def test_a_filter_on_commits_takes_any_allocator_that_makes_them(composed) -> None:
-    words = ("+adaptive=pilot_commit", f"adaptive.allocator.name={__name__}:RenamedCommits")
-    policy = build_policy(adaptive(composed(*words)))
+    policy = build_policy(adaptive(composed("+adaptive=pilot_commit", f"{ALLOCATOR}:RenamedCommits")))
     assert policy.allocator.name == "renamed_commits" and policy.filter.judge == policy.allocator.side
 
 
 # -- a class named by its path ------------------------------------------------------------------------------
 
-MINE = f"adaptive.sampler.name={__name__}:Mine"
+MINE = f"{SAMPLER}:Mine"
 
 
 @pytest.mark.parametrize(
@@ -317,33 +314,24 @@ def test_a_value_must_be_there_and_in_its_range(word, says, composed) -> None:
     ("words", "says"),
     [
         (
-            ("+adaptive=dapo", "adaptive/sampler=mopps", MINE),
+            f"adaptive/sampler=mopps {MINE}",
             r"adaptive\.sampler\.decay=1\.0: is left from adaptive/sampler=mopps, and .*write adaptive/sampler=custom",
         ),
-        (("+adaptive=dapo", MINE, "+adaptive.sampler.stps=5"), r"adaptive\.sampler\.stps=5: .*did you mean steps"),
-        (
-            ("+adaptive=dapo", "adaptive.sampler.name=no.such:Mine"),
-            r"name='no\.such:Mine': No module named 'no'; .*adaptive\.sampler\.name=FILE\.py:Mine",
-        ),
-        (("+adaptive=dapo", "adaptive.sampler.name=/none/mine.py:Mine"), r"there is no file /none/mine\.py"),
-        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Mein"), r"has no 'Mein'; parts in it: Mine"),
-        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Zzz"), r"has no 'Zzz'; parts in it: Mine, Unfinished"),
-        (
-            ("+adaptive=dapo", f"adaptive.filter.name={__name__}:Mine"),
-            r"is no filter: derive a class from verl_adaptive\.Filter",
-        ),
-        (
-            ("+adaptive=dapo", f"adaptive.filter.name={__name__}:Unfinished"),
-            r"Unfinished lacks decide, which every filter has",
-        ),
-        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Nameless"), r"Nameless needs a name"),
-        (("+adaptive=dapo", f"adaptive.sampler.name={__name__}:Dashed"), r"Dashed needs a name of letters, digits"),
-        (("+adaptive=dapo", "adaptive.sampler.name=mien"), r"name='mien': no such sampler; .*module:Class"),
+        (f"{MINE} +adaptive.sampler.stps=5", r"adaptive\.sampler\.stps=5: .*did you mean steps"),
+        ("adaptive.sampler.name=no.such:Mine", r"No module named 'no'; .*adaptive\.sampler\.name=FILE\.py:Mine"),
+        ("adaptive.sampler.name=/none/mine.py:Mine", r"there is no file /none/mine\.py"),
+        (f"{SAMPLER}:Mein", r"has no 'Mein'; parts in it: Mine"),
+        (f"{SAMPLER}:Zzz", r"has no 'Zzz'; parts in it: Mine, Unfinished"),
+        (f"{FILTER}:Mine", r"is no filter: derive a class from verl_adaptive\.Filter"),
+        (f"{FILTER}:Unfinished", r"Unfinished lacks decide, which every filter has"),
+        (f"{SAMPLER}:Nameless", r"Nameless needs a name"),
+        (f"{SAMPLER}:Dashed", r"Dashed needs a name of letters, digits"),
+        ("adaptive.sampler.name=mien", r"name='mien': no such sampler; .*module:Class"),
     ],
 )
 def test_a_class_that_cannot_be_used_says_what_to_write(words, says, composed) -> None:
     with pytest.raises(ConfigError, match=says):
-        build_policy(adaptive(composed(*words)))
+        build_policy(adaptive(composed("+adaptive=dapo", *words.split())))
 
 
 # -- what users write ---------------------------------------------------------------------------------------
