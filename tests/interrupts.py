@@ -1,10 +1,33 @@
-"""Ctrl-C for programs that tests start."""
+"""Our commands as programs that run until Ctrl-C ends them."""
 
 from __future__ import annotations
 
 import signal
+import subprocess
+import sys
 
 
-def heed_interrupts() -> None:
-    """For ``preexec_fn``: a background job of a shell ignores Ctrl-C, and so would what it starts."""
+def _heed_interrupts() -> None:
+    """A background job of a shell ignores Ctrl-C, and so would what it starts."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
+def program(*words: object) -> subprocess.Popen[str]:
+    """``verl-adaptive`` with these words."""
+    return subprocess.Popen(
+        [sys.executable, "-m", "verl_adaptive", *map(str, words)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        preexec_fn=_heed_interrupts,  # noqa: PLW1509 - it makes one system call
+    )
+
+
+def interrupted(process: subprocess.Popen[str]) -> tuple[int, str]:
+    """Its status after Ctrl-C, and what it still had to say of errors."""
+    process.send_signal(signal.SIGINT)
+    status = process.wait(60)
+    said = process.stderr.read()
+    process.stdout.close()
+    process.stderr.close()
+    return status, said

@@ -7,7 +7,6 @@ import json
 import os
 import pty
 import re
-import signal
 import subprocess
 import sys
 
@@ -15,7 +14,7 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
-from tests.interrupts import heed_interrupts
+from tests.interrupts import interrupted, program
 from tests.stats.made import journal_of, make_keys
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.course import CLASSES, History
@@ -344,14 +343,7 @@ def test_who_asks_gets_the_answer_alone(finished, call) -> None:
 
 def test_watching_prints_what_is_new(tmp_path) -> None:
     engine, _ = make_run(tmp_path, steps=3, snapshot=False)
-    words = [sys.executable, "-m", "verl_adaptive", "stats", str(tmp_path), "--watch", "1", "--json"]
-    process = subprocess.Popen(
-        words,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        preexec_fn=heed_interrupts,  # noqa: PLW1509 - it makes one system call
-    )
+    process = program("stats", tmp_path, "--watch", 1, "--json")
 
     def one() -> dict:
         lines = []
@@ -369,11 +361,7 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
             )
         assert one()["last_step"] == 4
     finally:
-        process.send_signal(signal.SIGINT)
-        assert process.wait(60) == 0
-        assert process.stderr.read() == ""
-        process.stdout.close()
-        process.stderr.close()
+        assert interrupted(process) == (0, "")
 
 
 @pytest.mark.parametrize(("mine", "asked", "used"), [(None, None, 1e-6), (0.3, None, 0.3), (0.3, 0.0, 0.0)])

@@ -23,7 +23,7 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from tests.cli.stores import HOSTILE, change_lines, make_run, without_steps
-from tests.interrupts import heed_interrupts
+from tests.interrupts import interrupted, program
 from tests.report.test_report import Page
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
@@ -42,15 +42,7 @@ class Served:
 
     def __init__(self, folder: Path, *options: str) -> None:
         self.folder = folder
-        command = [sys.executable, "-m", "verl_adaptive", "serve", str(folder), "--port", "0", *options]
-        self.process = subprocess.Popen(
-            command,
-            stderr=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            preexec_fn=heed_interrupts,  # noqa: PLW1509 - it makes one system call
-        )
-        assert self.process.stderr is not None
+        self.process = program("serve", folder, "--port", 0, *options)
         said = ""
         while "http://" not in said:
             line = self.process.stderr.readline()
@@ -75,13 +67,6 @@ class Served:
         connection.close()
         return out
 
-    def close(self) -> int:
-        self.process.send_signal(signal.SIGINT)
-        status = self.process.wait(60)
-        self.process.stderr.close()
-        self.process.stdout.close()
-        return status
-
 
 @pytest.fixture(scope="module")
 def served(tmp_path_factory) -> Iterator[Served]:
@@ -102,7 +87,7 @@ def served(tmp_path_factory) -> Iterator[Served]:
     try:
         yield server
     finally:
-        assert server.close() == 0
+        assert interrupted(server.process)[0] == 0
 
 
 def runs(served: Served) -> dict[str, str]:
@@ -232,7 +217,7 @@ def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
         page = server.get(path).text
         assert "0.875" in page and f'data-version="{first}"' not in page
     finally:
-        assert server.close() == 0
+        assert interrupted(server.process)[0] == 0
 
 
 def test_listening_beyond_this_machine_is_asked_for(tmp_path, refusal, monkeypatch) -> None:
