@@ -295,13 +295,14 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
         assert steps_of(disk / "adaptive") == list(range(1, 9)) and open_run(disk / "adaptive").gaps() == []
 
 
+def full(*_: object) -> int:
+    """In the place of a call that writes."""
+    raise OSError(errno.ENOSPC, "No space left on device")
+
+
 def test_a_disk_that_stays_full_is_one_warning_and_one_at_the_end(tmp_path: Path, monkeypatch, caplog) -> None:
     writer = Journal(tmp_path)
     writer.begin(0)
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with monkeypatch.context() as patch, caplog.at_level(logging.WARNING):
         patch.setattr(os, "pwrite", full)
         writer.commit_validation(0, {"acc": 0.5})  # waits before the steps, and says nothing
@@ -320,15 +321,13 @@ def test_an_attempt_that_could_not_be_begun_is_begun_again(name, steps, tmp_path
     nothing of the run could be read."""
     real = os.fsync
 
-    def full(descriptor: int) -> None:
-        if name in os.readlink(f"/proc/self/fd/{descriptor}"):
-            raise OSError(errno.ENOSPC, "No space left on device")
-        real(descriptor)
+    def one_is_full(descriptor: int) -> None:
+        (full if name in os.readlink(f"/proc/self/fd/{descriptor}") else real)(descriptor)
 
     with begun(tmp_path / "j", *steps) as writer:
         shutil.rmtree(tmp_path / "j")
         with monkeypatch.context() as patch:
-            patch.setattr(os, "fsync", full)
+            patch.setattr(os, "fsync", one_is_full)
             commit(writer, 2)
             assert not written(writer, 0.5)
         commit(writer, 3)
@@ -363,10 +362,6 @@ def test_what_is_open_of_a_deleted_folder_is_let_go(call, tmp_path: Path, monkey
 
 def test_a_full_disk_costs_no_descriptors(tmp_path: Path, monkeypatch) -> None:
     """Where the folder was deleted, too, one a step."""
-
-    def full(*_: object) -> int:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
     with begun(tmp_path / "j", 1) as writer:
         shutil.rmtree(tmp_path / "j")
         with monkeypatch.context() as patch:
@@ -429,16 +424,6 @@ def test_a_data_source_that_was_corrected_is_read(tmp_path: Path) -> None:
             journal.begin(0, KEYS, [source] * len(KEYS))
             commit(journal, 1)
     assert set(open_run(tmp_path).prompts.values("source")) == {"gsm8k"}
-
-
-def test_a_copy_that_is_put_back_in_a_folders_place_is_written(tmp_path: Path) -> None:
-    """The next step went into the files that were gone, and was called written."""
-    with begun(tmp_path / "j", 1) as writer:
-        shutil.copytree(tmp_path / "j", tmp_path / "copy")
-        shutil.rmtree(tmp_path / "j")
-        (tmp_path / "copy").rename(tmp_path / "j")
-        commit(writer, 2)
-    assert steps_of(tmp_path / "j") == [1, 2]
 
 
 FOLLOWER = """
