@@ -31,7 +31,7 @@ from verl_adaptive.record import Recorder, replay
 from verl_adaptive.rng import Draw
 from verl_adaptive.roles import CLOSE, HOLD, Allocator, Pick, Sampler, answers
 from verl_adaptive.roles.pooled import PooledAllocator
-from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.state import decode_state, encode_state
 from verl_adaptive.stats.table import StatsTable
 
 ALLOCATORS = [
@@ -252,7 +252,7 @@ def test_resume_is_exact(setup, seed) -> None:
     other_world = copy.deepcopy(world)
     resumed, _ = build(setup, table=StatsTable.from_arrow(engine.table.to_arrow()))
     resumed.prompt_source.source = other_world.source
-    resumed.load_state_dict(join_state(*split_state(engine.state_dict())))
+    resumed.load_state_dict(decode_state(encode_state(engine.state_dict())))
     runs = [RandomWorkers(engine, world, seed), RandomWorkers(resumed, other_world, seed + 1)]
     for step in range(3, 6):
         a, b = (run.step(step) for run in runs)

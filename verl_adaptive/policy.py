@@ -24,7 +24,7 @@ from verl_adaptive.progress import Progress
 from verl_adaptive.roles import Advantage, Allocator, Commits, Filter, PolicyParts, Role, Sampler
 from verl_adaptive.roles.answers import ask, who
 from verl_adaptive.roles.pooled import PooledAllocator
-from verl_adaptive.stats.state import split_state
+from verl_adaptive.stats.state import encode_state
 from verl_adaptive.stats.table import StatsTable
 
 #: What becomes of groups and rollouts, in the engine's words; a filter's reasons are others.
@@ -468,7 +468,7 @@ class Policy(PolicyParts):
         for part in self:
             state = ask(part, "state_dict")
             try:
-                split_state(state)
+                encode_state(state)
             except TypeError as error:
                 raise AdaptiveError(
                     f"{who(part)}.state_dict: {error}; numbers, text, lists, dicts with text as keys, and numpy arrays can"

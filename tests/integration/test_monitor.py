@@ -16,7 +16,7 @@ from verl_adaptive.integration import monitor
 from verl_adaptive.integration.rewards import read_rewards
 from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report.lists import COLUMNS
-from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.state import decode_state, encode_state
 
 
 @pytest.fixture
@@ -129,7 +129,7 @@ def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:
         config = AdaptiveConfig.from_mapping({"name": "t"})
         looker = monitor.Monitor(config, engine, longest=1000, tracking=lambda: None)
         if state is not None:
-            looker.load_state_dict(join_state(*split_state(state)))
+            looker.load_state_dict(decode_state(encode_state(state)))
         for step in range(1, count + 1):
             looker.step(step, run_step(engine, world, step), [])
         return looker.state_dict(), [r.getMessage() for r in told.records if "alarm:" in r.getMessage()]

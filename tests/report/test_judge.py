@@ -17,7 +17,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.report.judge import GROUPS, KINDS, Judge, fallen, hear, source_labels
 from verl_adaptive.report.learning_curve import Curve
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
-from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.state import decode_state, encode_state
 
 
 def take(judge: Judge, source, n, won, cut, rewards, jump: float = 0.0, step: int = 1):
@@ -216,7 +216,7 @@ def test_a_resumed_run_goes_on_counting(seed, sources, cut) -> None:
         alarms = [line for line in lines if line.startswith("s")]  # the sources' names do
         assert len(alarms) == sum(int((whole._on[kind] & ~was_on[kind]).sum()) for kind in KINDS)
     resumed = Judge(config, names, pool, repeated=0.2)
-    resumed.load_state_dict(join_state(*split_state(whole.state_dict())))
+    resumed.load_state_dict(decode_state(encode_state(whole.state_dict())))
     for step in after:
         assert take(resumed, *step) == take(whole, *step)
 
@@ -248,7 +248,7 @@ def test_a_rogue_reward_is_said_once() -> None:
     metrics, (line,) = take(alarms, *groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)
     assert metrics["adaptive/alarm/rogue_reward"] == 1 and "9.0 times" in line and "-100" in line and "'b'" in line
     again = Judge(AlarmConfig(), ["a", "b"], np.array([10, 10]))
-    again.load_state_dict(join_state(*split_state(alarms.state_dict())))
+    again.load_state_dict(decode_state(encode_state(alarms.state_dict())))
     assert take(again, *groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)[1] == []
 
 
@@ -279,7 +279,7 @@ def test_budget_on_dead_sources_is_said() -> None:
     assert "33% of the latest" in line and metrics["adaptive/alarm/dead_share"] == pytest.approx(1 / 3, abs=0.01)
     assert any("without a success since the run began" in str(found) for found in judge.standing())
     again = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
-    again.load_state_dict(join_state(*split_state(judge.state_dict())))
+    again.load_state_dict(decode_state(encode_state(judge.state_dict())))
     assert again.standing() == judge.standing()
     assert drive(judge, 100, [0.5, 0.3], [4, 2])[0]["adaptive/alarm/dead_share"] == 0
 
@@ -325,7 +325,7 @@ def test_validation_that_falls_while_training_rises(accuracies, rewards, raised)
     if raised:
         assert "fell by 0.157 from its best, 0.573 at step 100" in said[0] and "0.5" in said[0]
         again = Judge(AlarmConfig(), ["math"], np.array([100]))
-        again.load_state_dict(join_state(*split_state(judge.state_dict())))
+        again.load_state_dict(decode_state(encode_state(judge.state_dict())))
         assert again.standing() == judge.standing() and validations(again, [], []) == []
 
 

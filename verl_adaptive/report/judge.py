@@ -499,7 +499,7 @@ class Judge:
     # -- across a restart -----------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Counts by source, alarms that are on, and what has been said, for :func:`~verl_adaptive.stats.state.split_state`."""
+        """Counts by source, alarms that are on, and what has been said, for :func:`~verl_adaptive.stats.state.encode_state`."""
         return {
             "names": self.names,
             "counts": {name: getattr(self, f"_{name}").copy() for name in _COUNTS},

@@ -1,9 +1,9 @@
 """Snapshots: everything resume needs, in one directory beside verl's own checkpoint.
 
-A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state.json`` and
-``arrays.npz`` (policy and engine state) and ``manifest.json``, which names the others with their hashes and is written
-last. File names carry a hash of their content, so a snapshot that is written over an older one in the same directory
-never touches a file the older manifest names: at any moment the manifest there describes whole files.
+A snapshot is ``prompts-*.parquet`` (the table, in parts that are written and read in parallel), ``state-*.json`` (policy
+and engine state) and ``manifest.json``, which names the others with their hashes and is written last. File names carry a
+hash of their content, so a snapshot that is written over an older one in the same directory never touches a file the older
+manifest names: at any moment the manifest there describes whole files.
 
 Others may add a folder of their own files before (:func:`new_folder`, ``attach=``): they get into the manifest with their
 hashes, and onto the disk, like ours. We never look into them.
@@ -31,10 +31,10 @@ import pyarrow.parquet as pq
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.atomic import TEMPORARY, read_file, sync_directory, write_file
-from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.state import decode_state, encode_state
 from verl_adaptive.stats.table import StatsTable
 
-SNAPSHOT_SCHEMA = 1
+SNAPSHOT_SCHEMA = 2
 """Version of the layout; a reader refuses any other."""
 
 #: The statistics' folder: the snapshot inside verl's `global_step_N`, the journal beside the checkpoints.
@@ -42,7 +42,7 @@ FOLDER = "adaptive"
 MANIFEST = "manifest.json"
 #: Beside the checkpoints, verl's: the step that it would resume from.
 MARKER = "latest_checkpointed_iteration.txt"
-_OURS = re.compile(r"(prompts-\d{5}|state|arrays)-[0-9a-f]{16}\.(parquet|json|npz)|manifest\.json")
+_OURS = re.compile(r"(prompts-\d{5}|state)-[0-9a-f]{16}\.(parquet|json)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.
 _ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
@@ -171,7 +171,7 @@ def write_snapshot(
     Args:
         directory: made if missing, for example ``global_step_100/adaptive``.
         table: the statistics.
-        state: policy and engine state; see :func:`verl_adaptive.stats.state.split_state` for what it may hold.
+        state: policy and engine state; see :func:`verl_adaptive.stats.state.encode_state` for what it may hold.
         meta: JSON values that describe the run.
         attach: folders from :func:`new_folder` in the same directory, complete: their files become part of the snapshot.
 
@@ -181,7 +181,7 @@ def write_snapshot(
     """
     directory = Path(directory)
     directory.mkdir(parents=True, exist_ok=True)
-    document, arrays = split_state(state)
+    document = encode_state(state)
     whole = table.to_arrow()
 
     def part(number: int) -> tuple[str, dict[str, Any]]:
@@ -193,7 +193,6 @@ def write_snapshot(
     with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
         files = list(pool.map(part, range(parts)))
     files.append(_place(directory, "state", "json", document))
-    files.append(_place(directory, "arrays", "npz", arrays))
     manifest: dict[str, Any] = {
         "schema": SNAPSHOT_SCHEMA,
         "package": package_version(),
@@ -334,8 +333,7 @@ def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[s
         if strange:
             raise ValueError(f"it names a file {strange[0]!r}")
         parts = sorted(name for name in files if name.startswith("prompts-"))
-        by_stem = {name.rsplit("-", 1)[0]: name for name in files}
-        state_name, arrays_name = by_stem["state"], by_stem["arrays"]
+        state_name = {name.rsplit("-", 1)[0]: name for name in files}["state"]
         prompts = int(manifest["prompts"])
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise SnapshotError(_damaged(directory / MANIFEST, f"incomplete: {error!r}")) from error
@@ -358,9 +356,9 @@ def read_snapshot(directory: str | os.PathLike[str]) -> tuple[StatsTable, dict[s
             raise ValueError(f"{len(table)} prompts instead of {prompts}")
     except (ValueError, LookupError, TypeError, AttributeError, OverflowError, RecursionError) as error:
         raise SnapshotError(_damaged(directory / (parts[0] if parts else MANIFEST), str(error))) from error
-    document, arrays = (_load(directory / name, *files[name]) for name in (state_name, arrays_name))
+    document = _load(directory / state_name, *files[state_name])
     try:
-        state = join_state(document, arrays)
-    except (ValueError, KeyError, OSError) as error:
+        state = decode_state(document)
+    except ValueError as error:
         raise SnapshotError(_damaged(directory / state_name, str(error))) from error
     return table, state, manifest

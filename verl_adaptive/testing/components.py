@@ -20,7 +20,7 @@ from verl_adaptive.policy import checked
 from verl_adaptive.progress import Progress
 from verl_adaptive.rng import Draw
 from verl_adaptive.stats.keys import KEY_DTYPE
-from verl_adaptive.stats.state import join_state, split_state
+from verl_adaptive.stats.state import decode_state, encode_state
 from verl_adaptive.stats.table import StatsTable
 
 PROMPTS = 40
@@ -142,7 +142,7 @@ def everything(made: Any) -> str:
 
 def through_files(state: dict[str, Any]) -> dict[str, Any]:
     """A state as a checkpoint gives it back."""
-    return join_state(*split_state(state))
+    return decode_state(encode_state(state))
 
 
 def flat(state: dict[str, Any]) -> str:
