@@ -479,7 +479,7 @@ def test_a_source_has_one_colour_on_the_page(tmp_path) -> None:
     metrics = {f"val-core/{name}/acc/mean@1": 0.5 for name in ("held out", "math", "gsm8k")}
     make_run(tmp_path, steps=10, snapshot=False, validate=lambda s: metrics, validated_on=dict.fromkeys(metrics, 9))
     made = collect(open_run(tmp_path))
-    (validated,), (trained,) = hovers(learning(made)[1][2][0][1]), hovers(pictures(made)["sources"])
+    (validated,), (trained,) = hovers(learning(made)[1][2][0][1]), hovers(pictures(made)["difficulty"][2][1])
     first, second = ({line[0]: line[1] for line in found["lines"]} for found in (validated, trained))
     assert first["math"] == second["math"] and first["gsm8k"] == second["gsm8k"]
     assert first["held out"] not in (first["math"], first["gsm8k"])

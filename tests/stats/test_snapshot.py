@@ -197,7 +197,9 @@ def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> Non
         {**good, "files": dict.fromkeys(good["files"], 7)},
     ]
     for manifest in strange:
-        damaged_copy(intact, tmp_path / "s", "manifest.json", module._seal({**manifest, "schema": module.SNAPSHOT_SCHEMA}))
+        damaged_copy(
+            intact, tmp_path / "s", "manifest.json", module._seal({**manifest, "schema": module.SNAPSHOT_SCHEMA})
+        )
         with pytest.raises(SnapshotError) as caught:
             read_snapshot(tmp_path / "s")
         assert not set(OUTSIDE) & set(manifest.get("files", ())) or "it names a file" in str(caught.value)

@@ -13,6 +13,9 @@ from verl_adaptive.report.course import CLASSES, VISITS, History
 from verl_adaptive.report.figures import Series
 from verl_adaptive.report.learning_curve import curves, smooth
 
+#: Heading, chart, and a remark below it, which may be empty.
+Picture = tuple[str, Any, str]
+
 _COLORS = dict(
     zip(CLASSES, ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)"), strict=True)
 )
@@ -58,8 +61,8 @@ def _axis(history: History, view: str) -> np.ndarray:
     return np.asarray(getattr(history, VIEWS[view][2]), dtype=np.float64)
 
 
-def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, str]]]]:
-    """The learning curves in every view: its id, label, and its pictures (heading, chart, remark)."""
+def learning(collected: Collected) -> list[tuple[str, str, list[Picture]]]:
+    """The learning curves in every view: its id, label, and its pictures."""
     history = collected.history
     if history is None:
         return []
@@ -67,7 +70,7 @@ def learning(collected: Collected) -> list[tuple[str, str, list[tuple[str, Any, 
     return [(view, VIEWS[view][0], _in_view(collected, history, view)) for view in shown]
 
 
-def _in_view(collected: Collected, history: History, view: str) -> list[tuple[str, Any, str]]:
+def _in_view(collected: Collected, history: History, view: str) -> list[Picture]:
     label, out = VIEWS[view][1], []
     runs = [("", history, "")]
     runs += [
@@ -119,110 +122,106 @@ def _in_view(collected: Collected, history: History, view: str) -> list[tuple[st
     return out
 
 
-def pictures(collected: Collected) -> dict[str, Any]:
-    """Every other chart, by the name that the template uses."""
+def pictures(collected: Collected) -> dict[str, list[Picture]]:
+    """Every other chart: section → its pictures; a section that has none is left out."""
     facts, history = collected.facts, collected.history
-    out: dict[str, Any] = {
-        "rates": _bars("Prompts by pass rate over all visits", facts["histogram"], "pass rate", "var(--c1)"),
-        "latest": None
-        if facts["single"]
-        else _bars(
-            "Prompts by the pass rate of their latest visit",
-            facts["latest_histogram"],
-            "pass rate at the latest visit",
-            "var(--c3)",
-        ),
-        "visited": figures.bars(
-            "Prompts by the number of their visits",
-            _VISITED,
-            facts["visits_histogram"],
-            ("visits", "prompts"),
-            "var(--c6)",
-        ),
-        "scalars": [],
-    }
+    single = facts["single"]  # right or wrong: pass rates of a visit have two values
+    out = {"prompts": _prompts(facts, single)}
     if history is not None:
-        out |= {**_course(history), **_answers(history), **_calibration(history), "scalars": _scalars(history)}
-    if facts["kind"] == "rollouts":  # all of them trained
-        del out["fate"]
-    if facts["single"]:  # right or wrong: it would show two values
-        out.pop("visits", None)
-    return out
+        out |= {"difficulty": _difficulty(history, single), "policy": _scalars(history)}
+        out |= {"calibration": _calibration(history)}
+        if facts["kind"] != "rollouts":  # all of those trained
+            out["budget"] = [("Over steps", _fate(history), "")]
+    return {section: found for section, found in out.items() if found}
 
 
-def _bars(title: str, histogram: dict[str, Any], label: str, color: str) -> Any:
-    return figures.bars(title, _BARS, histogram["prompts"], (label, "prompts"), color)
+def _prompts(facts: dict[str, Any], single: bool) -> list[Picture]:
+    def rates(heading: str, title: str, histogram: str, label: str, color: str) -> Picture:
+        return heading, figures.bars(title, _BARS, facts[histogram]["prompts"], (label, "prompts"), color), ""
+
+    title = "Prompts by pass rate over all visits"
+    out = [rates("Pass rate over all visits", title, "histogram", "pass rate", "var(--c1)")]
+    if not single:
+        title, label = "Prompts by the pass rate of their latest visit", "pass rate at the latest visit"
+        out.append(rates("Pass rate at the latest visit", title, "latest_histogram", label, "var(--c3)"))
+    title, labels = "Prompts by the number of their visits", ("visits", "prompts")
+    chart = figures.bars(title, _VISITED, facts["visits_histogram"], labels, "var(--c6)")
+    remark = "Of the prompts that this store knows. Prompts at 0 were skipped or not reached yet."
+    return [*out, ("How often prompts were visited", chart, remark)]
 
 
-def _course(history: History) -> dict[str, Any]:
-    out: dict[str, Any] = {}
-    step = history.step.astype(np.float64)
-    groups, wide = history.classes.sum(axis=1).astype(np.float64), width_of(history)
-    share = history.classes / np.maximum(groups, 1)[:, None]
-    series = [Series(name, smooth(share[:, i], groups, wide), _COLORS[name]) for i, name in enumerate(CLASSES)]
-    title = "Share of finished groups by difficulty, over steps"
-    out["difficulty"] = figures.stacked(title, step, series, ("step", "share of finished groups"), percent=True)
+def _fate(history: History) -> Any:
     names = sorted(history.rollouts, key=lambda name: (name != "trained", name))
     dropped = iter([f"var(--c{i})" for i in (2, 4, 7, 5, 8, 6, 3)] * 3)
     colors = {name: "var(--c1)" if name == "trained" else next(dropped) for name in names}
-    steps = history.steps.astype(np.float64)
+    steps, wide = history.steps.astype(np.float64), width_of(history)
     series = [Series(name, smooth(history.rollouts[name] / steps, steps, wide), colors[name]) for name in names]
-    out["fate"] = figures.stacked("Where rollouts went, over steps", step, series, ("step", "rollouts a step"))
-    visits = history.visits.astype(np.float64)
-    used = np.flatnonzero(visits.sum(axis=1) > 0)
-    if len(used):
-        rows = visits[: used[-1] + 1]
+    step = history.step.astype(np.float64)
+    return figures.stacked("Where rollouts went, over steps", step, series, ("step", "rollouts a step"))
+
+
+def _difficulty(history: History, single: bool) -> list[Picture]:
+    step, wide = history.step.astype(np.float64), width_of(history)
+    groups = history.classes.sum(axis=1).astype(np.float64)
+    share = history.classes / np.maximum(groups, 1)[:, None]
+    series = [Series(name, smooth(share[:, i], groups, wide), _COLORS[name]) for i, name in enumerate(CLASSES)]
+    title = "Share of finished groups by difficulty, over steps"
+    chart = figures.stacked(title, step, series, ("step", "share of finished groups"), percent=True)
+    remark = "Groups that are all right or all wrong are uninformative."
+    if single:
+        remark = "Most groups are single rollouts, so each is all right or all wrong."
+    out = [("What was rolled out", chart, f"{remark} Hard is a pass rate below 0.25, easy above 0.75.")]
+    used = np.flatnonzero(history.visits.sum(axis=1) > 0)
+    if len(used) and not single:
+        rows = history.visits[: used[-1] + 1].astype(np.float64)
         with np.errstate(invalid="ignore"):
             heat = (rows / rows.sum(axis=1, keepdims=True)).T
         columns = [str(i + 1) for i in range(min(len(rows), VISITS))] + ([f">{VISITS}"] if len(rows) > VISITS else [])
-        out["visits"] = figures.heatmap(
-            "Pass rates by visit: share of the groups of a visit",
-            columns,
-            _BARS,
-            heat,
-            ("visit to the prompt: 1 is the first epoch", "pass rate"),
-        )
-    return out
-
-
-def _answers(history: History) -> dict[str, Any]:
-    """By source: pass rates, lengths, and what was cut; None where there is nothing to see."""
-    step, wide = history.step.astype(np.float64), width_of(history)
-    shown = range(min(len(history.sources), len(_PALETTE)))
-
-    def by_source(top: str, bottom: str, heading: str, label: str, percent: bool) -> Any:
-        values, weights = history.rate(top, bottom, axis=False), history.sums[bottom]
-        series = [
-            Series(
-                history.sources[i],
-                smooth(values[:, i], weights[:, i], min(2 * wide + 1, max(1, len(step) // 5) | 1)),
-                _PALETTE[i],
-            )
-            for i in shown
-            if weights[:, i].any()
-        ]
-        return figures.lines(heading, step, series, ("step", label), percent=percent) if series else None
-
-    out = {"sources": None, "cut": None, "length": None}
+        title = "Pass rates by visit: share of the groups of a visit"
+        chart = figures.heatmap(title, columns, _BARS, heat, ("visit to the prompt: 1 is the first epoch", "pass rate"))
+        remark = "Each column adds up to 100%; later visits are those of prompts that were chosen again."
+        out.append(("Pass rate by visit", chart, remark))
     if len(history.sources) > 1:
-        out["sources"] = by_source("successes", "rollouts", "Pass rate of the largest data sources", "pass rate", True)
-    if history.sums["known"].any():
-        out["cut"] = by_source("clipped", "known", "Answers cut at the limit", "share of answers", True)
+        title, remark = (
+            "Pass rate of the largest data sources",
+            "Of what was rolled out, the largest sources, smoothed.",
+        )
+        out += _by_source(history, "successes", "rollouts", "Pass rate by data source", title, "pass rate", remark)
+    heading = "Answers cut at the limit"
+    remark = "Share of answers as long as data.max_response_length, by data source, smoothed."
+    out += _by_source(history, "clipped", "known", heading, heading, "share of answers", remark)
     if history.sums["tokens"].any():
-        out["length"] = by_source("tokens", "rollouts", "Length of answers", "response tokens", False)
+        heading, remark = "Length of answers", "Response tokens a rollout, by data source, smoothed."
+        out += _by_source(history, "tokens", "rollouts", heading, heading, "response tokens", remark, percent=False)
     return out
 
 
-def _calibration(history: History) -> dict[str, Any]:
+def _by_source(
+    history: History, top: str, bottom: str, heading: str, title: str, label: str, remark: str, *, percent: bool = True
+) -> list[Picture]:
+    """A curve for each of the largest sources; none where there is nothing to divide by."""
+    step, values, weights = history.step, history.rate(top, bottom, axis=False), history.sums[bottom]
+    wide = min(2 * width_of(history) + 1, max(1, len(step) // 5) | 1)
+    series = [
+        Series(name, smooth(values[:, i], weights[:, i], wide), _PALETTE[i])
+        for i, name in enumerate(history.sources[: len(_PALETTE)])
+        if weights[:, i].any()
+    ]
+    if not series:
+        return []
+    return [(heading, figures.lines(title, step.astype(np.float64), series, ("step", label), percent=percent), remark)]
+
+
+def _calibration(history: History) -> list[Picture]:
     known = history.calibration[history.calibration[:, 2] > 0]
     if not len(known):
-        return {}
+        return []
     predicted, observed, count = known.T
     title = "Predicted against observed pass rate"
-    return {"calibration": figures.reliability(title, predicted / count, observed / count, count)}
+    return [("Predicted and observed", figures.reliability(title, predicted / count, observed / count, count), "")]
 
 
-def _scalars(history: History) -> list[tuple[str, Any]]:
+def _scalars(history: History) -> list[Picture]:
     step, wide = history.step.astype(np.float64), width_of(history)
     weights = history.steps.astype(np.float64)
 
@@ -241,5 +240,5 @@ def _scalars(history: History) -> list[tuple[str, Any]]:
         found = [name for name in names if name in history.scalars and np.isfinite(history.scalars[name]).any()]
         if found:
             shown = [series(name, _PALETTE[i]) for i, name in enumerate(found)]
-            out.append((heading, figures.lines(heading, step, shown, ("step", ""))))
+            out.append((heading, figures.lines(heading, step, shown, ("step", "")), ""))
     return out
