@@ -31,6 +31,7 @@ from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _commands, render
 from verl_adaptive.report.pictures import learning, pictures
 from verl_adaptive.stats import Journal, StatsTable, open_run
+from verl_adaptive.stats.dataset import Row
 from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.keys import Identity
@@ -433,8 +434,9 @@ def test_an_answer_belongs_to_the_longest_text_in_the_input(tmp_path, order) -> 
         for name, text in texts.items()
     ]
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    said = said_of(str(tmp_path), {name: (texts[name], "yes") for name in order})
-    assert {name: dict(one.wrong) for name, one in said.items()} == {"short": {"short": 1}, "long": {"long": 1}}
+    keys = {"short": "0" * 32, "long": "1" * 32}
+    said = said_of(str(tmp_path), {keys[name]: Row(None, texts[name], "yes") for name in order})
+    assert {key: dict(one.wrong) for key, one in said.items()} == {keys[name]: {name: 1} for name in order}
 
 
 def test_validations_are_drawn_and_compared(tmp_path) -> None:

@@ -28,7 +28,7 @@ from verl_adaptive.stats import (
     warm_start,
     write_snapshot,
 )
-from verl_adaptive.stats.dataset import keys_of
+from verl_adaptive.stats.dataset import Row, keys_of
 from verl_adaptive.stats.dumps import said_of
 from verl_adaptive.stats.keys import dataset_keys, key_hex
 from verl_adaptive.stats.snapshot import MANIFEST
@@ -226,10 +226,11 @@ def test_only_so_much_of_the_rollouts_is_looked_through(tmp_path, monkeypatch) -
             json.dumps({"input": f"what is {step}?", "gts": "", "score": 0.0}) + "\n"
         )
     monkeypatch.setattr(dumps, "MOST", 100)
-    texts = {str(step): (f"what is {step}?", "") for step in range(3, 11)}
-    assert sorted(said_of(str(tmp_path), texts)) == ["10", "9"] and not said_of(str(tmp_path), {"3": texts["3"]})
+    texts = {f"{step:032}": Row(None, f"what is {step}?", "") for step in range(3, 11)}
+    first, last = next(iter(texts)), list(texts)[-2:]
+    assert sorted(said_of(str(tmp_path), texts)) == last and not said_of(str(tmp_path), {first: texts[first]})
     monkeypatch.setattr(dumps, "MOST", 10)
-    assert sorted(said_of(str(tmp_path), texts)) == ["10"]
+    assert sorted(said_of(str(tmp_path), texts)) == last[1:]
 
 
 def test_a_rollout_of_several_outputs_is_one_answer(tmp_path) -> None:
@@ -241,7 +242,7 @@ def test_a_rollout_of_several_outputs_is_one_answer(tmp_path) -> None:
         for turn in range(2)
     ]
     (tmp_path / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    assert said_of(str(tmp_path), {"k": ("what is 1+1?", "2")})["k"].answers == "right 100%"
+    assert said_of(str(tmp_path), {"0" * 32: Row(None, "what is 1+1?", "2")})["0" * 32].answers == "right 100%"
     table = open_run(tmp_path).table
     assert (table.col("rollouts").tolist(), table.col("successes").tolist()) == ([4], [4])
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from verl_adaptive.report.judge import FLIPPING, REGRESSED, SUSPECTED, never_solved
 from verl_adaptive.stats import Run
+from verl_adaptive.stats.dataset import Row
 from verl_adaptive.stats.prompts import Prompts
 
 #: Columns of every list where there is no room for more: a terminal's, a logger's.
@@ -102,22 +103,16 @@ def add_texts(lists: list[PromptList], run: Run, data: str | None, rollouts: str
         A remark if the data set has none of the prompts, else nothing.
     """
     wanted = {record["key"] for each in lists for record in each.records}
-    texts = run.texts(wanted, data=data, rollouts=rollouts)
+    texts, nothing = run.texts(wanted, data=data, rollouts=rollouts), Row(None, "", "")
+    answered = rollouts is not None or run.kind == "rollouts"
     for each in lists:
-        for record in each.records:
-            found, numbers = texts.get(record["key"]), dict(record)
-            record.clear()
-            record["row"] = None if found is None else found.row
-            record["key"], record["source"] = numbers.pop("key"), numbers.pop("source")
-            record["expected"] = "" if found is None else found.answer
-            if rollouts is not None or run.kind == "rollouts":
-                record["said"] = "" if found is None or found.said is None else found.said.answers
-            record |= numbers
-            record["text"] = "" if found is None else found.text
-        for name in ("row", "source"):
-            if all(record[name] in (None, "") for record in each.records):
-                for record in each.records:
-                    del record[name]
+        for at, record in enumerate(each.records):
+            row = texts.get(record["key"], nothing)
+            said = {"said": row.said.answers if row.said else ""} if answered else {}
+            first = {"row": row.row, "key": "", "source": "", "expected": row.answer, **said}
+            each.records[at] = {**first, **record, "text": row.text}
+        unknown = {n for n in ("row", "source") if all(record[n] in (None, "") for record in each.records)}
+        each.records = [{n: v for n, v in record.items() if n not in unknown} for record in each.records]
     if not wanted or texts:
         return ""
     return (

@@ -86,6 +86,7 @@ class DumpReader(JournalReader):
     Args:
         folder: ``trainer.rollout_data_dir``.
         success: what scores say of success, in [0, 1].
+        most: bytes that are read at most, the newest steps first, beyond the newest file.
 
     Attributes:
         rows: by key in 32 hex digits: input and expected answer; row, text and data source where a data set says them.
@@ -95,7 +96,7 @@ class DumpReader(JournalReader):
         StoreError: a line is no rollout; with its number.
     """
 
-    def __init__(self, folder: str, success: Callable[[np.ndarray], np.ndarray]) -> None:
+    def __init__(self, folder: str, success: Callable[[np.ndarray], np.ndarray], *, most: float = math.inf) -> None:
         self.folder = Path(folder)
         self.attempts = [{"attempt": 0, "parent": None, "after": 0, "run": self.folder.name}]
         self.rows: dict[str, Row] = {}
@@ -104,7 +105,9 @@ class DumpReader(JournalReader):
         groups: dict[tuple[int, bytes], list[tuple[float, str]]] = {}  # by step and key: scores and answers
         lost: Counter[tuple[int, bytes]] = Counter()  # as training counts them: a score that is no number is none
         sources: dict[bytes, str] = {}
-        for path in dump_files(self.folder):
+        files = dump_files(self.folder)
+        sizes = np.cumsum([path.stat().st_size for path in files[::-1]])
+        for path in files[-max(1, int((sizes <= most).sum())) :]:
             for where, row in _rollouts(path):
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 sources.setdefault(key, str(row.get("data_source") or ""))
@@ -133,8 +136,16 @@ class DumpReader(JournalReader):
 
     def beside(self, known: Mapping[str, Row]) -> None:
         """Take the prompts of a data set, with their keys, for the rollouts that are theirs."""
-        find = finder({key: (row.text, row.answer) for key, row in known.items()})
-        found = {key: find(row.text, row.answer) or key for key, row in self.rows.items()}
+        by_answer: dict[str, list[tuple[str, str]]] = {}
+        for key, row in known.items():
+            if row.text.strip():
+                by_answer.setdefault(row.answer, []).append((row.text.strip(), key))
+        for candidates in by_answer.values():
+            candidates.sort(key=lambda one: -len(one[0]))  # a text that holds another one is the better match
+        theirs = {key: by_answer.get(row.answer, ()) for key, row in self.rows.items()}
+        found = {
+            key: next((other for text, other in theirs[key] if text in row.text), key) for key, row in self.rows.items()
+        }
         own, said = self.rows, self.said
         self.rows = {key: known.get(key) or own[before] for before, key in found.items()}
         self.said = {}
@@ -205,42 +216,17 @@ def _rollout(row: Mapping[str, Any], step: int, where: str) -> tuple[bytes, int,
     return prompt_key(None, row["input"], row.get("gts")), step, float(score)
 
 
-def finder(prompts: Mapping[str, tuple[str, str]]) -> Callable[[str, str], str | None]:
-    """Finds the prompt that an input and an expected answer belong to; ``prompts``: key → (text, expected answer)."""
-    by_answer: dict[str, list[tuple[str, str]]] = {}
-    for key, (text, answer) in prompts.items():
-        if text.strip():
-            by_answer.setdefault(answer, []).append((key, text.strip()))
-    for candidates in by_answer.values():
-        candidates.sort(key=lambda one: -len(one[1]))  # a text that holds another one is the better match
-    return lambda given, answer: next((key for key, text in by_answer.get(answer, ()) if text in given), None)
-
-
-def said_of(folder: str, prompts: Mapping[str, tuple[str, str]], *, threshold: float = 0.5) -> dict[str, Said]:
-    """What the rollouts of some prompts answered.
+def said_of(folder: str, prompts: Mapping[str, Row], *, threshold: float = 0.5) -> dict[str, Said]:
+    """What the rollouts of some prompts answered, as far as it was written down lately (:data:`MOST`).
 
     Args:
         folder: ``trainer.rollout_data_dir``.
-        prompts: key → (text, expected answer); a few hundred.
+        prompts: a data set's, by key.
         threshold: a rollout failed if its score is below.
 
-    Returns:
-        By key; prompts of which nothing was written down are left out.
-
     Raises:
-        StoreError: a line is no JSON object; with its number. One that is no rollout is passed over.
+        StoreError: a line is no rollout; with its number.
     """
-    find, out, left = finder(prompts), dict[str, Said](), MOST
-    files = dump_files(Path(folder))
-    for path in reversed(files):
-        left -= path.stat().st_size
-        if left < 0 and path != files[-1]:
-            break
-        for _, row in _rollouts(path):
-            score = row.get("score")
-            key = find(str(row.get("input")), str(row.get("gts"))) if isinstance(score, int | float) else None
-            if key is not None:
-                said = out.setdefault(key, Said())
-                said.rollouts += 1
-                said.wrong.update([] if at_least(score, threshold) else [answer_in(str(row.get("output", "")))])
-    return out
+    read = DumpReader(folder, lambda scores: at_least(scores, threshold).astype(np.float64), most=MOST)
+    read.beside(prompts)
+    return {key: said for key, said in read.said.items() if key in prompts}

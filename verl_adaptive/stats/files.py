@@ -79,14 +79,13 @@ def parquet_rows(path: str | Path, columns: Collection[str] | None = None) -> It
         raise StoreError(f"{path} cannot be read: {error}") from error
 
 
-def file_rows(path: Path, columns: Collection[str] | None = None) -> Iterator[dict[str, Any]]:
-    """Rows of a Parquet file, or of one with a JSON object a line: those columns of them that there are, or all.
+def file_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Rows of a Parquet file, or of one with a JSON object a line.
 
     Raises:
         StoreError: as :func:`parquet_rows`, or as :func:`json_lines`.
     """
     if path.suffix == ".parquet":
-        yield from chain.from_iterable(parquet_rows(path, columns))
-        return
-    for _, row in json_lines(path):
-        yield row if columns is None else {name: value for name, value in row.items() if name in columns}
+        yield from chain.from_iterable(parquet_rows(path))
+    else:
+        yield from (row for _, row in json_lines(path))

@@ -277,7 +277,8 @@ class Run:
         if rollouts is not None:
             threshold = self.about.get("success")
             threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
-            said = said_of(rollouts, {key: (r.text, r.answer) for key, r in rows.items()}, threshold=threshold)
+            with reading(rollouts):
+                said = said_of(rollouts, rows, threshold=threshold)
         return {key: replace(row, said=said.get(key)) for key, row in rows.items()}
 
     def again(self) -> Run:
