@@ -14,7 +14,6 @@ from __future__ import annotations
 import errno
 import hashlib
 import json
-import logging
 import os
 import re
 import shutil
@@ -47,7 +46,6 @@ _OURS = re.compile(r"(prompts-\d{5}|state)-[0-9a-f]{16}\.(parquet|json)|manifest
 _ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
 _LARGEST_MANIFEST = 1 << 24  # bytes; one of a billion prompts has 200 KB
-_LOG = logging.getLogger(__name__)
 
 
 class SnapshotError(AdaptiveError):
