@@ -9,7 +9,8 @@ from torch.utils.data import Dataset, Sampler, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
 from torchdata.stateful_dataloader.sampler import RandomSampler
 
-from verl_adaptive.integration.dataloader import DataloaderPrompts, NumberedDataset, _keep_items
+from verl_adaptive.integration.dataloader import DataloaderPrompts, NumberedDataset, _keep_items, identity_columns
+from verl_adaptive.stats.keys import Identity
 
 SIZE = 30
 
@@ -163,8 +164,18 @@ def test_a_data_set_keeps_its_state(chunk, workers, reads):
     assert counts == list(range(9, 17))
 
 
+def test_a_data_set_begins_training_in_the_state_that_it_was_made_in():
+    """Which prompts there are is read off the items of a class of one's own: a curriculum by visits began three passes later."""
+    rows = Counting()
+    read, column = identity_columns(rows, Identity())
+    assert next(iter(read()))["count"] == 1
+    assert [item["count"] for item in read()] == list(range(1, SIZE + 1)) and len(column("data_source")) == SIZE
+    assert rows.count == 0
+    assert DataloaderPrompts(rows, SequentialSampler(rows), chunk=1, workers=0).item(0) == {"count": 1}
+
+
 class Stages(Sampler):
-    """A curriculum of one's own (``data.sampler.class_path``), which goes on with the same stages only."""
+    """A curriculum of one's own, which goes on with the same stages only."""
 
     def __init__(self, stages: int) -> None:
         self.stages = stages

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any
 
@@ -157,7 +158,8 @@ def identity_columns(
 
     Args:
         dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
-            decoding images. Of somebody's own dataset class the items are all there is.
+            decoding images. Of somebody's own dataset class the items are all there is; one that has a state (torchdata's
+        Stateful) gets it back when they have been read.
         identity: :func:`verl_adaptive.integration.facts.identity_of`.
 
     Returns:
@@ -172,15 +174,21 @@ def identity_columns(
         return lambda: frame, column
 
     media = list(identity.media.values())
+    stateful = hasattr(dataset, "state_dict") and hasattr(dataset, "load_state_dict")
 
     def items() -> Iterator[dict]:
-        for index in range(len(dataset)):
-            item = dataset[index]
-            if identity.prompt_key not in item:
-                item = {**item, identity.prompt_key: item.get("raw_prompt")}
-            elif not set(media) & item.keys() and (shown := _shown(item)):
-                item = {**item, media[0]: shown}
-            yield item
+        state = copy.deepcopy(dataset.state_dict()) if stateful else None
+        try:
+            for index in range(len(dataset)):
+                item = dataset[index]
+                if identity.prompt_key not in item:
+                    item = {**item, identity.prompt_key: item.get("raw_prompt")}
+                elif not set(media) & item.keys() and (shown := _shown(item)):
+                    item = {**item, media[0]: shown}
+                yield item
+        finally:
+            if stateful:
+                dataset.load_state_dict(state)
 
     return items, lambda name: [str(item.get(name, "")) for item in items()]
 
