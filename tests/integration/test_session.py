@@ -10,6 +10,7 @@ import math
 import random
 from dataclasses import replace
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -22,7 +23,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
 from tests.integration.common import composed, left, listed
-from tests.world import config_of, engine_of
+from tests.world import World, config_of, engine_of
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import Verl
 from verl_adaptive.config import AdaptiveConfig
@@ -639,6 +640,21 @@ def test_prompts_of_dropped_groups_are_let_go_within_the_step(queue, monkeypatch
     assert len(batch.result.groups) > 20 and held[0] < 10  # what may train, and what the batch could fall back on
     assert not session.stream.held
     clear(batch)
+
+
+def test_what_a_step_gives_back_to_the_stream_is_not_read_again(monkeypatch):
+    """verl's loader had read it ahead; the driver read it once more while every server waited."""
+    reads, item = [], Rows.__getitem__
+    monkeypatch.setattr(Rows, "__getitem__", lambda self, i: reads.append(i) or item(self, i))
+    stream = DataloaderPrompts(Rows(), SequentialSampler(Rows()), chunk=BATCH, workers=0)
+    config = config_of(sampler={"name": "epoch", "round": {"prompts": 2 * BATCH}}, filter="informative")
+    world = World(np.full(PROMPTS, 0.5))
+    engine = engine_of(config, SimpleNamespace(p=world.p, source=stream), batch=BATCH, n=N)
+    session = Session(engine, stream, RolloutHandles(len, lambda: 1), Workers())
+    session.queue, session.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(session.engine.flight)
+    for _ in range(3):
+        batch_of(session)
+    assert reads == list(range(4 * BATCH)) and sorted(stream.held) == reads[-BATCH:]
 
 
 def test_a_queue_full_of_groups_that_train_is_refused(queue):

@@ -88,8 +88,8 @@ class DataloaderPrompts:
 
     Attributes:
         loader: the dataloader; verl checkpoints it.
-        held: rows that have been read, by position: what was read ahead in the step, and of groups that are open, for their
-            top-ups, or may train.
+        held: rows that have been read, by position: what was read ahead, and of groups that are open, for their top-ups, or
+            may train.
     """
 
     def __init__(self, dataset: Dataset, sampler: Any, *, chunk: int, workers: int) -> None:

@@ -118,7 +118,7 @@ class Session(RolloutClient[Engine]):
         # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
         living = engine.living
         self.queue.close([t for t in self.queue.submissions if t not in living])
-        self.stream.forget(living.values())
+        self.stream.forget([*living.values(), *self.engine.prompt_source.ahead.tolist()])
         return self.batch
 
     def finish(self) -> StepResult:
