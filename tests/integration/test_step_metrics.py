@@ -65,6 +65,15 @@ def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
     assert step_metrics.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0.25
 
 
+def test_a_step_whose_groups_all_failed_has_no_informative_one() -> None:
+    """A broken judge looked like the best data there is."""
+    engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))
+    result = run_step(engine, world, 1)
+    result.groups.failed = np.ones(8, dtype=bool)
+    metrics = step_metrics.step_metrics(engine, result, [], updates=0)
+    assert metrics["adaptive/groups/failed_total"] == 8 and metrics["adaptive/groups/informative_share"] == 0
+
+
 def test_a_warm_start_visits_nothing() -> None:
     """What it brought are another run's visits: the share began at 1, and never told how far this run had come."""
     engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))

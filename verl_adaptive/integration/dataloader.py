@@ -159,7 +159,7 @@ def identity_columns(
     Args:
         dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
             decoding images. Of somebody's own dataset class the items are all there is; one that has a state (torchdata's
-        Stateful) gets it back when they have been read.
+            Stateful) gets it back when they have been read.
         identity: :func:`verl_adaptive.integration.facts.identity_of`.
 
     Returns:

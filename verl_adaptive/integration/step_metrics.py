@@ -65,8 +65,8 @@ def step_metrics(
     out["adaptive/groups/finished_total"] = len(groups)
     out["adaptive/groups/trained_total"] = int(result.trained.sum())
     out["adaptive/groups/failed_total"] = int(groups.failed.sum())
-    out["adaptive/groups/informative_total"] = int((usable & ~flat).sum())
-    out["adaptive/groups/informative_share"] = 1.0 - float(flat.sum()) / seen
+    out["adaptive/groups/informative_total"] = informative = int((usable & ~flat).sum())
+    out["adaptive/groups/informative_share"] = informative / seen
     out["adaptive/groups/all_correct_share"] = float((kind > 0).sum()) / seen
     out["adaptive/groups/all_wrong_share"] = float((kind < 0).sum()) / seen
     # over kept and dropped alike, so that curves with and without a filter can be compared
