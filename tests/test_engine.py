@@ -968,10 +968,10 @@ def test_an_async_resume_goes_on_bit_for_bit_and_a_record_replays(policy, stream
 
 
 @pytest.mark.parametrize("sampler", ["spread", "mopps"])
-def test_prompts_that_a_gate_had_admitted_are_picked_from_the_pool_after_a_change_of_sampler(sampler):
-    """They wait in the gate's queue, which a pool sampler does not read."""
+def test_prompts_that_were_read_ahead_are_picked_from_the_pool_after_a_change_of_sampler(sampler):
+    """They wait for a gate, which a pool sampler has not."""
     engine, world = make_stream_engine("greso", filter="informative", batch=4, n=4, M=40)
-    engine.prompt_source.queue = np.arange(6)
+    engine.prompt_source.ahead = np.arange(6)
     state, table = engine.state_dict(), engine.table
     other, _ = make_stream_engine(sampler, filter="informative", batch=4, n=4, world=world, table=table)
     other.load_state_dict(state)

@@ -38,6 +38,7 @@ import numpy as np
 
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
+from verl_adaptive.engine.prompt_source import CandidateQueue
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -257,9 +258,11 @@ class AsyncEngine(Engine):
             rows, planned = prompt_source.draw(wanted, progress, busy)
             index = prompt_source.positions(rows)
         else:
-            prompt_source.admit(wanted, progress, busy, ungated=ungated)
-            index = prompt_source.queue[:wanted]
-            rows = prompt_source.row_of[index]
+            if ungated:  # that the gate is shut ends nothing then
+                prompt_source.ended = ""
+            candidates = CandidateQueue(prompt_source, progress, busy, ungated=ungated, first=wanted, again=False)
+            candidates.extend(wanted)
+            index, rows = candidates.index, candidates.row
         self.tracker.why = prompt_source.ended or self.tracker.why
         n = answers.first(policy.allocator, rows, planned, progress)
         fund = answers.fund(policy.allocator, n, planned)
@@ -269,7 +272,8 @@ class AsyncEngine(Engine):
         if prompt_source.picks:
             prompt_source.put_back(rows[fits:])
         else:
-            prompt_source.queue = prompt_source.queue[fits:]
+            candidates.commit(fits)
+            progress.epoch = prompt_source.epoch(0)
         index, rows, n = index[:fits], rows[:fits], n[:fits]
         progress.planned += int(n.sum())
         submission = self._submissions(len(rows))

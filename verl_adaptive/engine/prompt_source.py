@@ -6,11 +6,8 @@ is sent as soon as it is free. Were it left out of the draw instead, prompts wit
 their weights say. Only in the ``sync`` trainer's plain epoch order (``whole_batches``), which is verl's own, may
 a batch hold a prompt twice where the data set does.
 
-Two ways to draw:
-
-* :meth:`PromptSource.admit` fills a queue of admitted prompts, for engines that draw as the statistics stand now;
-* :class:`CandidateQueue` is the ordered list of a step's candidates, a function of the state at the step's start alone: asked for
-  more, it goes on where it was, and what was not used is given back to the stream.
+Candidates are drawn as a list (:class:`CandidateQueue`): of a step, a function of the state at its start alone, or of the moment,
+as the statistics stand. Asked for more, the list goes on where it was; what was not used is given back to the stream.
 """
 
 from __future__ import annotations
@@ -41,13 +38,12 @@ class PromptSource:
 
     Attributes:
         pool: int64 ``(M,)``, table rows of the distinct prompts, in data-set order, so that ties break alike everywhere.
-        queue: int64, admitted and not rolled out yet: data-set positions.
         due: int64, table rows drawn from the pool while they were busy or the step's cap was reached, in the order of the
             draws; a row at most :data:`MOST_DUE` times.
         ahead: int64, read from the stream and not decided about: data-set positions, in stream order.
         position: stream positions that are decided about, since the run began.
         skipped: prompts that the gate turned away in this step.
-        pulled: stream positions that the gate was asked about in this step.
+        pulled: stream positions that were decided about in this step.
         ended: why this step gets no further prompts, or an empty string.
     """
 
@@ -59,7 +55,7 @@ class PromptSource:
         self.pool, self._pool_index = pool[order], first[order]
         self.pool.setflags(write=False)  # samplers are shown it
         self._by_row = np.argsort(self.pool)
-        self.queue, self.ahead, self.due = _NONE, _NONE, _NONE
+        self.ahead, self.due = _NONE, _NONE
         self.position = 0
         self.skipped, self.pulled, self.ended = 0, 0, ""
         self._since = (0, 0.0)  # position and passes since when the data set has its size: a resume may change it
@@ -148,39 +144,6 @@ class PromptSource:
         if not (self.sampler.plans_rollouts or self.sampler.plans_steps):
             self.due = np.concatenate([rows, self.due])
 
-    def admit(self, wanted: int, progress: Progress, busy: np.ndarray, *, ungated: bool) -> None:
-        """Pull the stream through the gate until ``wanted`` prompts wait in the queue, or it has let nothing more through in
-        :data:`MAX_PASSES` passes over the data in the step.
-
-        Args:
-            wanted: length of the queue asked for.
-            progress: the step; its ``epoch`` follows the stream.
-            busy: int64, table rows that have a group under way, the queue's own apart.
-            ungated: let the stream through unseen, rather than end the run, if nothing at all is let through.
-        """
-        while len(self.queue) < wanted:
-            if self.pulled >= MAX_PASSES * self.source.size:
-                # bounded by the data set, not by what was pulled: one request may be larger than the data set
-                unseen = 0
-                while ungated and not len(self.queue) and unseen < self.source.size:
-                    index = self.pull(wanted)
-                    self.position += len(index)
-                    unseen += len(index)
-                    self.queue = index[fresh(self.row_of[index], busy)]
-                self.ended = _SHUT
-                return
-            index = self.pull(wanted - len(self.queue))
-            position = self.position + np.arange(len(index), dtype=np.int64)
-            self.position += len(index)
-            self.pulled += len(index)
-            progress.epoch = self.epoch(0)
-            rows = self.row_of[index]
-            passed = answers.admit(self.sampler, rows, position, progress)
-            ask(self.sampler, "decided", rows, passed)
-            passed = fresh(rows, np.concatenate([busy, self.row_of[self.queue]]), passed)
-            self.skipped += int((~passed).sum())
-            self.queue = np.concatenate([self.queue, index[passed]])
-
     def pull(self, count: int) -> np.ndarray:
         """Next positions of the stream: what was read ahead, then the source's."""
         if len(self.ahead):
@@ -189,18 +152,18 @@ class PromptSource:
         return np.asarray(self.source.take(count), dtype=np.int64)
 
     def used(self, candidates: int, read: np.ndarray, decided: int, passed: np.ndarray) -> None:
-        """A step is over that used so many candidates, those of the queue first.
+        """So many candidates of a list are used.
 
         Args:
             candidates: all of them.
-            read: int64, what the step read from the stream.
-            decided: how many of these lie before or at the last candidate; about the others the next step asks again.
+            read: int64, what was read from the stream for the list.
+            decided: how many of these lie before or at the last candidate; about the others is asked again.
             passed: bool, what the gate said of the first of them; the others it was not asked about.
         """
-        queued = min(candidates, len(self.queue))
-        self.queue, self.ahead = self.queue[queued:], np.concatenate([read[decided:], self.ahead])
+        self.ahead = np.concatenate([read[decided:], self.ahead])
         self.position += decided
-        self.skipped = decided - (candidates - queued)
+        self.pulled += decided
+        self.skipped += decided - candidates
         passed = passed[:decided]
         ask(self.sampler, "decided", self.row_of[read[: len(passed)]], passed)
 
@@ -212,8 +175,6 @@ class PromptSource:
             "position": self.position,
             "size": self.source.size,
             "since": list(self._since),
-            "queue": self.row_of[self.queue],
-            "queue_index": self.queue,
             "ahead": self.row_of[self.ahead],
             "ahead_index": self.ahead,
             "due": self.due,
@@ -226,25 +187,25 @@ class PromptSource:
         if size != self.source.size:  # passes stay passes: of a larger data set as many positions would be fewer
             position, passes = self.position, passes + (self.position - position) / size
         self._since = (int(position), float(passes))
-        queue = self.found(state["queue"], state["queue_index"])
         ahead = self.found(state["ahead"], state["ahead_index"])
-        self.queue, self.ahead = queue[queue >= 0], ahead[ahead >= 0]
+        self.ahead = ahead[ahead >= 0]
         due = np.asarray(state["due"], dtype=np.int64)
         self.due = due[self.positions(due) >= 0]
 
 
 class CandidateQueue:
-    """The candidates of one step, in the order in which they count.
+    """Candidates, in the order in which they count.
 
-    The list does not depend on how it is asked for: the gate decides about a prompt by its place in the stream and by
+    A step's list does not depend on how it is asked for: the gate decides about a prompt by its place in the stream and by
     the statistics at the step's start, and picks from the pool come in chunks of fixed sizes.
 
     Args:
         prompts: the data.
         progress: the step; its ``round`` numbers the chunks of a pool sampler.
-        busy: int64, table rows that have a group under way when the step begins.
+        busy: int64, table rows that have a group under way.
         ungated: let the stream through unseen, rather than end the run, if the gate lets nothing at all through.
-        first: candidates of the step's first request, the first chunk of a pool sampler.
+        first: candidates of the first request, the first chunk of a pool sampler.
+        again: a prompt may come twice: in verl's own order where the data set has it twice, else in a new lap.
 
     Attributes:
         index, row: int64 ``(k,)``, the candidates so far: position in the data set and table row.
@@ -252,10 +213,17 @@ class CandidateQueue:
     """
 
     def __init__(
-        self, prompts: PromptSource, progress: Progress, busy: np.ndarray, *, ungated: bool, first: int = 0
+        self,
+        prompts: PromptSource,
+        progress: Progress,
+        busy: np.ndarray,
+        *,
+        ungated: bool,
+        first: int = 0,
+        again: bool = True,
     ) -> None:
         self._prompts, self._progress, self._busy = prompts, progress, busy
-        self._ungated, self._first = ungated, first
+        self._ungated, self._first, self._again = ungated, first, again
         self.index, self.row, self.planned = _NONE, _NONE, _NONE
         self._end = _NONE  # per candidate: stream positions decided about once it is
         self._raw = _NONE  # read from the stream in this step, in order
@@ -264,8 +232,6 @@ class CandidateQueue:
         self._dry = 0  # positions since the last candidate
         self._repeats = False  # among these, prompts that the gate let through and that had come before
         self._chunk = 0
-        if not prompts.picks and len(prompts.queue):  # admitted by an asynchronous engine, before a resume
-            self._add(prompts.queue, np.zeros(len(prompts.queue), dtype=np.int64))
 
     def __len__(self) -> int:
         return len(self.index)
@@ -278,7 +244,7 @@ class CandidateQueue:
                 self._pick()
                 if len(self) == before:
                     return
-            elif self._repeats and self._dry and self._dry % self._prompts.source.size == 0:
+            elif self._again and self._repeats and self._dry and self._dry % self._prompts.source.size == 0:
                 return  # a whole pass of prompts that are candidates already: only a new lap helps
             else:
                 self._gate(count)
@@ -293,7 +259,7 @@ class CandidateQueue:
         return True
 
     def commit(self, committed: int) -> None:
-        """The step is over: the first ``committed`` candidates were used, the rest goes back to the stream."""
+        """The first ``committed`` candidates are used, the rest goes back to the stream."""
         if not self._prompts.picks:
             decided = int(self._end[committed - 1]) if committed else 0
             self._prompts.used(committed, self._raw, decided, self._passed)
@@ -329,7 +295,7 @@ class CandidateQueue:
         """Read on in the stream; the gate says which prompts become candidates."""
         prompts = self._prompts
         size = prompts.source.size
-        read, gated_reads = len(self._raw), MAX_PASSES * size
+        read, gated_reads = len(self._raw), max(0, MAX_PASSES * size - prompts.pulled)
         gated = read < gated_reads
         if gated:
             most = min(count - len(self), gated_reads - read)
@@ -341,7 +307,8 @@ class CandidateQueue:
             # As many as the first request asks for. It may ask for none, where held groups are to fill the batch: then a
             # batch of them, and not as many as happen to be missing when somebody looks.
             lot = min(self._first or prompts.facts.batch, size)
-            if not self._ungated or (len(self) and let_through and let_through % lot == 0):
+            seen = let_through >= size and not self._again
+            if not self._ungated or seen or (len(self) and let_through and let_through % lot == 0):
                 prompts.ended = _SHUT
                 return
             most = lot - let_through % lot
@@ -358,7 +325,7 @@ class CandidateQueue:
         if gated:
             passed = answers.admit(prompts.sampler, rows, prompts.position + place, self._progress)
             self._passed = np.concatenate([self._passed, passed])
-        if prompts.sampler.whole_batches:
+        if self._again and prompts.sampler.whole_batches:
             new = passed & ~np.isin(rows, self._busy)
         else:
             new = fresh(rows, self._taken(), passed)

@@ -283,9 +283,7 @@ class RunStore:
         self.table = table
         self.row_of = table.rows_for(self.keys, sources=self.sources)
         visited = int((table.col("visits") > 0).sum())
-        self.origin = (
-            f"resumed at step {step}: {counted(visited, 'prompt')} known, {len(state['engine']['queue'])} waiting"
-        )
+        self.origin = f"resumed at step {step}: {counted(visited, 'prompt')} known"
         return state
 
     @staticmethod
