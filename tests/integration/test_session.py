@@ -27,7 +27,7 @@ from tests.world import World, config_of, engine_of
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import Verl
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.engine import Requests
+from verl_adaptive.engine import AsyncFacts, Requests
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import monitor, rewards
 from verl_adaptive.integration.abort import Aborted
@@ -40,6 +40,7 @@ from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.rewards import read_rewards
 from verl_adaptive.integration.rollout_client import RolloutHandles, deal
 from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.stream_session import StreamSession
 
 BATCH, N, PROMPTS = 4, 8, 40
 
@@ -642,19 +643,27 @@ def test_prompts_of_dropped_groups_are_let_go_within_the_step(queue, monkeypatch
     clear(batch)
 
 
-def test_what_a_step_gives_back_to_the_stream_is_not_read_again(monkeypatch):
+@pytest.mark.parametrize("ahead", [None, 2], ids=["sync", "async"])
+def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypatch):
     """verl's loader had read it ahead; the driver read it once more while every server waited."""
     reads, item = [], Rows.__getitem__
     monkeypatch.setattr(Rows, "__getitem__", lambda self, i: reads.append(i) or item(self, i))
     stream = DataloaderPrompts(Rows(), SequentialSampler(Rows()), chunk=BATCH, workers=0)
-    config = config_of(sampler={"name": "epoch", "round": {"prompts": 2 * BATCH}}, filter="informative")
+    sampler = {"name": "epoch"} if ahead else {"name": "epoch", "round": {"prompts": 2 * BATCH}}
+    config = config_of(sampler=sampler, filter="informative")
     world = World(np.full(PROMPTS, 0.5))
-    engine = engine_of(config, SimpleNamespace(p=world.p, source=stream), batch=BATCH, n=N)
-    session = Session(engine, stream, RolloutHandles(len, lambda: 1), Workers())
+    facts = (
+        AsyncFacts(warmup=ahead) if ahead else None
+    )  # its window ends in the middle of a batch that verl's loader reads
+    there = SimpleNamespace(p=world.p, source=stream)
+    engine, handles = engine_of(config, there, batch=BATCH, n=N, async_facts=facts), RolloutHandles(len, lambda: 1)
+    session = StreamSession(engine, stream, handles) if ahead else Session(engine, stream, handles, Workers())
     session.queue, session.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(session.engine.flight)
     for _ in range(3):
         batch_of(session)
-    assert reads == list(range(4 * BATCH)) and sorted(stream.held) == reads[-BATCH:]
+        session.finish()
+    assert reads == list(range(4 * BATCH))
+    assert set(stream.held) == {*engine.living.values(), *engine.prompt_source.ahead.tolist()}
 
 
 def test_a_queue_full_of_groups_that_train_is_refused(queue):

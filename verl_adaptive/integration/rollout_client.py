@@ -141,11 +141,30 @@ class RolloutClient(Generic[E]):
         timeout.restart()
         return results
 
+    def pump(self, enough: Callable[[], bool]) -> None:
+        """Give the engine what comes back, and send what it asks for, until there is enough."""
+        timeout, found = self.timeout(), False
+        while not enough():
+            if found:
+                self.pause()
+            results = self.fetch(timeout)
+            found = results is not None
+            if results is not None:
+                requests = self.engine.receive(results)
+                self.clear_dropped()
+                self.send(requests)
+
     def clear_dropped(self) -> None:
         """Groups that will not train leave nothing behind, in a long step neither: their rollouts, and their prompts' images."""
         gone = self.engine.never_trains()
         self.queue.close(gone.submission.tolist())
         self.stream.drop(gone.index.tolist())
+
+    def end_step(self) -> None:
+        """Let go what no group needs that outlives the step; what was read ahead stays."""
+        living = self.engine.living
+        self.queue.close([submission for submission in self.queue.submissions if submission not in living])
+        self.stream.forget([*living.values(), *self.engine.prompt_source.ahead.tolist()])
 
     def state_dict(self) -> dict:
         """Which rows belong to groups that outlive a step; the rows themselves are in TransferQueue's own checkpoint."""

@@ -9,9 +9,10 @@ import numpy as np
 
 from verl_adaptive.engine import Engine, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.groups import Groups
 from verl_adaptive.integration.abort import Abort
 from verl_adaptive.integration.dataloader import DataloaderPrompts
-from verl_adaptive.integration.polling import DONE, Stopwatch
+from verl_adaptive.integration.polling import DONE, StallTimeout, Stopwatch
 from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles
 from verl_adaptive.integration.timings import Timings
@@ -55,6 +56,15 @@ class Session(RolloutClient[Engine]):
         super().send(waiting)
         self.timings.load(self.queue.under_way)
 
+    def fetch(self, timeout: StallTimeout) -> Groups | None:
+        results = super().fetch(timeout)
+        if results is None:
+            self.timings.load(self.queue.under_way, self.queue.listed_at)
+        elif not self.handles.late:
+            self.timings.back(len(results))
+            self.timings.load(self.queue.under_way)
+        return results
+
     @property
     def sent(self) -> Requests:
         flight = self.engine.flight
@@ -93,20 +103,8 @@ class Session(RolloutClient[Engine]):
 
         AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed.
         """
-        engine, timeout = self.engine, self.timeout()
-        while not engine.decided:
-            results = self.fetch(timeout)
-            if results is None:
-                self.timings.load(self.queue.under_way, self.queue.listed_at)
-                continue
-            if not self.handles.late:
-                self.timings.back(len(results))
-                self.timings.load(self.queue.under_way)
-            requests = engine.receive(results)
-            self.clear_dropped()
-            self.send(requests)
-            if not engine.decided:
-                self.pause()
+        engine = self.engine
+        self.pump(lambda: engine.decided)
         sent, self._unsent = self.sent, Requests.none()
         if len(sent):
             asked = sent.rollouts
@@ -115,10 +113,7 @@ class Session(RolloutClient[Engine]):
         if not self.handles.late:
             self.timings.end()
         self.batch = self.queue.take_batch(engine.finish())
-        # Groups that were under way or had not committed are gone with the step, but for those held for a later one.
-        living = engine.living
-        self.queue.close([t for t in self.queue.submissions if t not in living])
-        self.stream.forget([*living.values(), *self.engine.prompt_source.ahead.tolist()])
+        self.end_step()  # with it go groups that were under way or had not committed
         return self.batch
 
     def finish(self) -> StepResult:

@@ -31,9 +31,8 @@ class StreamSession(RolloutClient[AsyncEngine]):
         AdaptiveError: nothing came back for ``adaptive.stall_timeout`` seconds, or group after group failed. NothingLeft: the
         step has trained on all that there was.
         """
-        engine = self.engine
-        self._pump(lambda: engine.can_take(engine.count))
-        result = engine.take()
+        self._wait(lambda: self.engine.count)
+        result = self.engine.take()
         if not len(result.groups):
             raise NothingLeft(result.note)
         self.batch = self.queue.take_batch(result)
@@ -42,13 +41,12 @@ class StreamSession(RolloutClient[AsyncEngine]):
     def finish(self) -> StepResult:
         """The account of the step whose batches have been taken."""
         result = self.engine.finish()
-        self.queue.close(result.groups.submission[~result.trained].tolist())
-        self.stream.forget(self.engine.living.values())
+        self.end_step()
         return result
 
     def wait_for(self, count: int) -> None:
         """Wait until ``count`` groups are ready, or no more will be."""
-        self._pump(lambda: self.engine.can_take(count))
+        self._wait(lambda: count)
 
     def sampleable(self) -> int:
         """Groups that are ready or back unreviewed; decides nothing, so it may be asked between steps."""
@@ -73,17 +71,13 @@ class StreamSession(RolloutClient[AsyncEngine]):
         self.send(requests)
         return len(requests)
 
-    def _pump(self, enough: Callable[[], bool]) -> None:
-        """Review what comes back until there is enough, or nothing more can come."""
-        timeout = self.timeout()
-        while not enough():
+    def _wait(self, count: Callable[[], int]) -> None:
+        """Review what comes back until there are so many groups, or nothing more can come."""
+
+        def enough() -> bool:
+            if self.engine.can_take(count()):
+                return True
             self.send(self.engine.revive())
-            if self.engine.starved:
-                return
-            results = self.fetch(timeout)
-            if results is None:
-                continue
-            self.send(self.engine.receive(results))
-            self.clear_dropped()
-            if not enough():
-                self.pause()
+            return self.engine.starved
+
+        self.pump(enough)
