@@ -2,7 +2,7 @@
 
 A record is a folder with one folder an attempt (a start or a resume of the run)::
 
-    record/attempt-0/header.json     the adaptive group, the run's facts, the kind of engine
+    record/attempt-0/header.json     the adaptive group, the run's facts, how an asynchronous trainer takes its batches
     record/attempt-0/start/          a snapshot of statistics and state when the attempt began
     record/attempt-0/events.jsonl    what happened, in order, one JSON object a line
 
@@ -82,7 +82,6 @@ class Recorder(Listener):
             "adaptive": asdict(engine.config),
             "facts": asdict(engine.facts),
             "skip_zero": engine.tracker.skip_zero,
-            "kind": engine.kind,
             "stream": None if async_facts is None else asdict(async_facts),
             "group_relative": policy.advantage.group_relative,
         }

@@ -74,8 +74,6 @@ class AsyncEngine(Engine):
         ready: reviewed and kept groups that no step has taken yet, in submission order, with the rollouts that train.
     """
 
-    kind = "async"
-
     def __init__(self, *args: Any, async_facts: AsyncFacts, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.async_facts = async_facts

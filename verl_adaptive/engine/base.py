@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 
@@ -43,15 +43,12 @@ class Engine(ABC):
         skip_zero: leave rollouts of exactly zero advantage out of training.
 
     Attributes:
-        kind: the engine's name in records and snapshots.
         pooled: the allocator, where its groups share something or wait for one another.
         flight: asked for and not back, in submission order.
         progress: the step in hand, as the roles see it.
         pool: int64 ``(M,)``, table rows of the distinct prompts.
         recorder: is told what happens.
     """
-
-    kind: ClassVar[str]
 
     def __init__(
         self,
@@ -155,7 +152,6 @@ class Engine(ABC):
     def state_dict(self) -> dict[str, Any]:
         """State between steps; call it after :meth:`finish`."""
         return {
-            "kind": self.kind,
             "submission": self._submission,
             **self.prompt_source.state_dict(),
             **self.tracker.state_dict(),

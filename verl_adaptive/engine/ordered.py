@@ -131,8 +131,6 @@ class OrderedEngine(Engine):
         keep_rate: share of the groups that were kept, of late; None before the first step.
     """
 
-    kind = "ordered"
-
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.keep_rate: float | None = None

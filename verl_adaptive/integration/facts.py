@@ -61,7 +61,7 @@ def async_of(config: Any) -> AsyncFacts:
 def schedule_of(config: Any) -> str:
     """What the trainer mode means for the run.
 
-    ConfigError: a setting that verl's trainer of this mode refuses, which verl itself asserts only when workers start.
+    ConfigError: a setting that verl's trainer of this mode refuses when it is made, which ``doctor`` does not do.
     """
     v1, rollout, mode = config.trainer.v1, config.actor_rollout_ref.rollout, mode_of(config)
     if mode == "sync":
