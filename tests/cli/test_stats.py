@@ -155,6 +155,17 @@ def test_a_score_that_is_no_number_is_a_lost_rollout(tmp_path, call) -> None:
     assert call("stats", tmp_path)[0] == 0
 
 
+def test_what_verls_rollouts_do_not_say_is_null(tmp_path, call) -> None:
+    """Their tokens and what was retired were 0, in some places."""
+    (tmp_path / "1.jsonl").write_text(json.dumps({"input": "q", "output": "a", "gts": "1", "score": 1.0}) + "\n")
+    found = facts(call, tmp_path, "--sort", "tokens_per_rollout")
+    (source,), (row,) = found["by_source"].values(), found["lists"]["selected prompts"]
+    assert [found["tokens"], source["tokens"], source["retired"], row["tokens_per_rollout"]] == [None] * 4
+    assert facts(call, tmp_path, "--where", "tokens < 5")["selected"] == 0
+    row = open_run(tmp_path).prompts.to_arrow().to_pylist()[0]
+    assert (row["tokens"], row["tokens_per_rollout"], row["rollouts"]) == (None, None, 1)
+
+
 def test_colours_only_where_they_are_wanted(finished) -> None:
     """A terminal's, without NO_COLOR; that there are none in a pipe is tests/test_security.py's."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import os
 import re
@@ -211,7 +212,10 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
         lines = [{"step": s, "data": {"val-core/sums/acc/mean@1": s * seed / 20, "actor/lr": 1.0}} for s in (0, 2, 10)]
         (tmp_path / f"plain-{seed}" / "metrics.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines))
     assert [one["step"] for one in open_run(tmp_path / "plain-1").validations()] == [0, 2, 10]
-    assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2"]) == 0
+    curves = str(tmp_path / "curves.csv")
+    assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2", "--csv", curves]) == 0
+    with open(curves) as file:
+        assert {row["tokens"] for row in csv.DictReader(file)} == {""}  # they were 0
     out, err = capsys.readouterr()
     assert "+0.500" in out and "rollouts generated" not in out and err.count("the rollouts that trained") == 2
     assert main(["compare", f"a={tmp_path}/plain-1", f"b={tmp_path}/plain-2", "--by", "tokens", "--plot", "x.svg"]) == 1

@@ -235,7 +235,7 @@ def _rows(results: Sequence[Outcome], trials: Trials, by: str) -> tuple[list[str
         for name in COSTS:  # up to where the arms are compared
             paid = [float(np.interp(one.ends[t.seed], t.cost, t.spent[name])) for t in runs]
             mean = float(np.mean(paid))
-            costs.append(span(mean) if name == "hours" else number(round(mean) or None))
+            costs.append(span(mean) if name == "hours" else number(np.round(mean)))
         rows.append((one.name, str(len(one.compared)), f"{one.mean:.3f}", gap, needed, *costs))
     costs = ["training time" if name == "hours" else name for name in COSTS]
     return ["arm", "seeds", "final", "difference", f"{by} needed", *costs], rows
@@ -261,7 +261,8 @@ def _write_curves(trials: Trials, path: str) -> None:
             values: dict[str, Any] = {"arm": [name] * size, "seed": [seed] * size, **trial.spent, "value": trial.value}
             for column, value in values.items():
                 columns[column] += list(value)
-    write_pages(path, ".csv", iter([pa.table(columns)]))
+    known = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}
+    write_pages(path, ".csv", iter([pa.table(known)]))
 
 
 def page_of_runs(runs: Sequence[Run]) -> str:

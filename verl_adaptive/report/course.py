@@ -292,7 +292,7 @@ def _largest(run: Run) -> tuple[list[str], np.ndarray]:
 
 
 def spent(run: Run) -> dict[str, np.ndarray]:
-    """What a run had cost after each step: ``step``, ``hours`` and, if every step says it, ``rollouts`` and ``tokens``; empty
+    """What a run had cost after each step: ``step``, ``hours`` and, where they are known, ``rollouts`` and ``tokens``; empty
     for a run without steps."""
     if not run.has_course or not run.steps.num_rows:
         return {}
@@ -301,9 +301,8 @@ def spent(run: Run) -> dict[str, np.ndarray]:
     ledgers = [ledgers_of(text)[1] for text in run.steps.column("ledger").to_pylist()]
     known = [ledger for ledger in ledgers if ledger is not None]
     if len(known) == len(ledgers):
-        paid |= {
-            unit: np.array([getattr(one, unit).generated for one in known], float) for unit in ("rollouts", "tokens")
-        }
+        costs = {u: np.array([getattr(one, u).generated for one in known], float) for u in ("rollouts", "tokens")}
+        paid |= {unit: cost for unit, cost in costs.items() if cost.any()}  # verl's rollouts do not say their tokens
     return paid
 
 

@@ -61,8 +61,9 @@ def overview(run: Run, *, tries: int = TRIES) -> dict[str, Any]:
         "histogram": {"bins": list(BINS), "prompts": histogram(rate)},
         "latest_histogram": {"bins": list(BINS), "prompts": histogram(prompts.get("last_rate"))},
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
-        "by_source": table.view_by_source(),
     }
+    unknown = {name: None for name in ("tokens", "retired") if out[name] is None}
+    out["by_source"] = {name: {**totals, **unknown} for name, totals in table.view_by_source().items()}
     if run.has_course:
         steps = run.steps
         if "flips" in prompts.further:

@@ -123,6 +123,8 @@ class Prompts:
         if name in DERIVED:
             return DERIVED[name][1](self)
         column = self.table.col(name).astype(np.float64)
+        if name == "tokens":
+            column[self._uncounted()] = np.nan
         # The rates of visits are float32: unrounded, 7/10 is 0.69999999, which is neither 0.7 nor above it.
         return np.round(column, 6) if name in _RATES else column
 
@@ -139,7 +141,12 @@ class Prompts:
         if name in ("key", "source"):
             return pa.array(self.values(name, rows), pa.string())
         stored = name in self.table.columns and name not in _RATES
-        return pa.array((self.table.col(name) if stored else self.get(name))[rows], from_pandas=True)
+        values = (self.table.col(name) if stored else self.get(name))[rows]
+        return pa.array(values, mask=self._uncounted(rows) if name == "tokens" else None, from_pandas=True)
+
+    def _uncounted(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
+        """Where tokens are not known: an answer has one at least, and a store that does not count them has 0."""
+        return (self.table.col("tokens")[rows] == 0) & (self.table.col("rollouts")[rows] > 0)
 
     def records(self, names: Iterable[str], rows: np.ndarray) -> list[dict[str, Any]]:
         """Some rows as dicts of these columns."""
