@@ -124,6 +124,14 @@ def test_prompts_that_do_not_learn_are_judged_by_their_signal(call) -> None:
     assert "rise of the pool" not in call("simulate", *words)[1]
 
 
+def test_where_no_group_is_informative_nothing_is_ranked(call, tmp_path) -> None:
+    """It said that GRPO's baseline is not the group's mean."""
+    lines = [json.dumps({"key": f"{i:032x}", "n": 8, "successes": 8}) + "\n" for i in range(20)]
+    (tmp_path / "solved.jsonl").write_text("".join(lines))
+    words = ("--batch", 8, "--steps", 2, "--trace", tmp_path / "solved.jsonl", "--preset", "dapo", "--json")
+    assert json.loads(call("simulate", *words)[1])["answer"] == "Nothing is ranked: no group of grpo is informative here."
+
+
 def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
     """solo had "nan", a signal of 0 and a gain of -2 in the tables, and no word about it in the answer."""
     words = (*STATIC, "--preset", "solo")

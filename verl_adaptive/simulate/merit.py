@@ -58,6 +58,8 @@ class Merits:
 
     def answer(self) -> str:
         """Which preset for these prompts, in a sentence or two."""
+        if BASELINE in self.silent:
+            return f"Nothing is ranked: no group of {BASELINE} is informative here."
         told = ", because the baseline is not the group's mean; --pool ranks by what the pool learns."
         silent = f" {', '.join(self.silent)}: not ranked{told}" if self.silent else ""
         return f"{self._best()}{silent}".lstrip()
