@@ -256,10 +256,15 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     assert examine("+adaptive=greso", f"adaptive.warm_start={broken}")[0] == 1
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
     status, found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'earlier'}")
-    assert status == 0 and re.search(r"\([1-9]\d* prompts there\)", found["run"]["detail"]), found
+    assert status == 0 and re.search(r": [1-9]\d* prompts there", found["run"]["detail"]), found
     (tmp_path / "one.jsonl").write_text(f'{{"key": "{"ab" * 16}", "n": 8, "successes": 3}}\n')
     found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'one.jsonl'}")[1]
-    assert "(1 prompt there)" in found["run"]["detail"], found
+    assert "1 prompt there, how many of them" in found["run"]["detail"], found
+    data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
+    for name, there in (("earlier", r"[1-9]\d* prompts there, [1-9]\d*"), ("one.jsonl", "1 prompt there, 0")):
+        words = (f"adaptive.warm_start={tmp_path / name}", f"data.train_files={data}")
+        found = examine("+adaptive=greso", *words)[1]
+        assert re.search(there + " of them in the training set", found["run"]["detail"]), found["run"]
 
 
 @pytest.mark.parametrize(

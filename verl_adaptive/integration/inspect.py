@@ -273,7 +273,8 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts")
     elif rows is None:
         notes.append(f"data.train_files: only Parquet files are counted; numbers assume {STAND_IN:,} prompts")
-    prompts, unread = (None, "") if rows is None else _prompts(config, adaptive.id_key)
+    table, unread = (None, "") if rows is None else _prompts(config, adaptive.id_key)
+    prompts = None if table is None else len(table)
     notes += [unread] if unread else []
     unseen = _unseen(config)
     if unseen:
@@ -287,10 +288,9 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     plan = plan.sized(rows, prompts, uncounted)
     resume, known = resume_of(config.trainer, plan)
     if adaptive.warm_start is not None and not known:
-        known_prompts = _warm_start(plan)
         notes.append(
-            f"starts with the statistics of {adaptive.warm_start} ({counted(known_prompts, 'prompt')} there), weighted "
-            f"{adaptive.warm_start_discount:g}; how many of them are in the training set is said when the run starts"
+            f"starts with the statistics of {adaptive.warm_start}, weighted {adaptive.warm_start_discount:g}: "
+            f"{_warm_start(plan, table)}"
         )
     return replace(plan, notes=(*plan.notes, *notes), first_round=_first_round(plan), resume=resume)
 
@@ -334,7 +334,7 @@ def _rows(files: Any) -> tuple[int | None, list[str]]:
     return prompts, []
 
 
-def _prompts(config: DictConfig, id_key: str | None) -> tuple[int | None, str]:
+def _prompts(config: DictConfig, id_key: str | None) -> tuple[StatsTable | None, str]:
     """Different prompts of the training files, all of which are here, as training finds them; None, and why, if it is not known.
 
     ConfigError: a row without what prompts are identified by; too many data sources.
@@ -354,7 +354,7 @@ def _prompts(config: DictConfig, id_key: str | None) -> tuple[int | None, str]:
     except (AdaptiveError, ValueError) as error:
         key, value = ("data.train_files", [*map(str, paths)]) if id_key is None else ("adaptive.id_key", id_key)
         raise ConfigError(key, value, str(error)) from error
-    return len(table), ""
+    return table, ""
 
 
 def _unseen(config: DictConfig) -> list[str]:
@@ -369,15 +369,20 @@ def _unseen(config: DictConfig) -> list[str]:
     return found
 
 
-def _warm_start(plan: RunPlan) -> int:
-    """Read what ``adaptive.warm_start`` names, into nothing; the prompts that it has evidence for.
+def _warm_start(plan: RunPlan, table: StatsTable | None) -> str:
+    """Read what ``adaptive.warm_start`` names, into the training set's prompts, if they are known; how many it has, in words.
 
     ConfigError: it cannot be read.
     """
-    source, nobody = plan.adaptive.warm_start, StatsTable()
+    source, discount = plan.adaptive.warm_start, plan.adaptive.warm_start_discount
     assert source is not None
+    nobody = StatsTable()
     nobody.rows_for(np.zeros(1, dtype=KEY_DTYPE))
     try:
-        return warm_start(nobody, source, discount=plan.adaptive.warm_start_discount, **plan.results).offered
+        found = warm_start(nobody if table is None else table, source, discount=discount, **plan.results)
+        there = "how many of them are in the training set is said when the run starts"
+        if table is not None:
+            there = f"{found.matched:,} of them in the training set"
+        return f"{counted(found.offered, 'prompt')} there, {there}"
     except (AdaptiveError, OSError, ValueError) as error:
         raise ConfigError("adaptive.warm_start", source, str(error)) from error
