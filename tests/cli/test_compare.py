@@ -54,7 +54,7 @@ def arms(tmp_path_factory):
     return folder
 
 
-def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> None:
+def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path, monkeypatch) -> None:
     words = ("compare", f"grpo={arms}/grpo-s*", f"solo={arms}/solo-s*")
     found = json.loads(call(*words, "--json")[1])
     grpo, solo = found["arms"]
@@ -70,6 +70,8 @@ def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path) -> Non
     assert costs["solo"][0] == costs["grpo"][0]  # solo's later steps are not compared
     status, out, err = call(*words, "--by", "hours", "--target", "0.4", "--csv", tmp_path / "c.csv")
     assert status == 0 and "c.csv written" in err and "hours" in out and "* significant" in out
+    monkeypatch.setenv("COLUMNS", "80")  # as wide as a terminal is: the mark of significance was cut off
+    assert re.search(r"^ solo .* ± \d\.\d{3} \* ", call(*words)[1], flags=re.M)
     rows = list(csv.DictReader((tmp_path / "c.csv").open()))
     assert len(rows) == 3 * 5 + 3 * 7 and {row["arm"] for row in rows} == {"grpo", "solo"}
     last = [row for row in rows if row["arm"] == "solo" and row["seed"] == "2"][-1]

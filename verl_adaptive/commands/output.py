@@ -59,13 +59,15 @@ def table(
         cut: heading of a column that loses its end instead of folding, so that the table is at most ``width`` wide.
         width: of the terminal.
     """
-    out = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", pad_edge=False)
+    gap = 2 if width < 120 else 3
+    how: dict[str, Any] = {"pad_edge": False, "collapse_padding": gap == 2}
+    out = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", **how)
     made = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
     heads = ["\n".join(heading.split()) if justify == "right" else heading for heading, justify in columns]
     taken = 0
     for at, (heading, _) in enumerate(columns):
         if heading != cut:
-            taken += 3 + max(*map(len, heads[at].split("\n")), *(row[at].cell_len for row in made), 0)
+            taken += gap + max(*map(len, heads[at].split("\n")), *(row[at].cell_len for row in made), 0)
     for head, (heading, justify) in zip(heads, columns, strict=True):
         out.add_column(
             head,
@@ -73,7 +75,7 @@ def table(
             # a number without its last digits is another number: where there is no room, it must show
             overflow="ellipsis" if heading == cut or justify == "right" else "fold",
             no_wrap=justify == "right" or heading in (cut, "key"),
-            max_width=max(4, width - taken - 3) if heading == cut else None,
+            max_width=max(4, width - taken - gap) if heading == cut else None,
         )
     for row in made:
         out.add_row(*row)
