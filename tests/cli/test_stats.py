@@ -143,6 +143,8 @@ def test_a_misspelt_column_is_answered_alike_wherever_it_is_named(finished, refu
     words = ("--where", "pass_rat < 1"), ("--sort", "pass_rat")
     where, sort = (refusal("stats", finished.folder, *each, status=2) for each in words)
     assert where == sort and "no column 'pass_rat'; did you mean pass_rate?" in sort
+    said = refusal("stats", finished.folder, "--where", "surce == 'math'", status=2)
+    assert "columns of text: key, source" in said
 
 
 def test_a_score_that_is_no_number_is_a_lost_rollout(tmp_path, call) -> None:

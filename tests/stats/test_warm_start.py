@@ -315,6 +315,7 @@ def test_an_expectation_counts_for_four_rollouts_and_is_no_streak(tmp_path: Path
         ({"score": "good"}, "score='good' is not a finite number or a list of them"),
         ({"score": 1, "tokens": "many"}, "tokens='many' is not a number"),
         ({"score": [1, math.inf]}, "score="),
+        ({"n": None, "pass_rate": 0.5}, "says how it went; n is null"),  # as pandas writes a row without a match
         ({"reward": 1}, "neither n .beside pass_rate or successes., score nor prior"),
         ({"key": "abc", "score": 1}, "32 hex digits"),
         ({"key": "00 " * 16, "score": 1}, "32 hex digits"),

@@ -18,7 +18,7 @@ def _keyed(path: str, identity: Identity, *, question: bool = False) -> Iterator
     """Every row's number, the row, and its key (``question``: with the answer left out)."""
     there, name = open_parquet(path).schema_arrow.names, identity.id_key or identity.prompt_key
     if not {name, name.split(".")[0]} & set(there):
-        option = "--prompt-key" if identity.id_key is None else "--id-key"
+        option = "data.prompt_key or --prompt-key" if identity.id_key is None else "adaptive.id_key or --id-key"
         raise StoreError(f"{path} has no column {name!r} ({option} names another); it has: {', '.join(there)}")
     start = 0
     for rows in parquet_rows(path, identity.columns):

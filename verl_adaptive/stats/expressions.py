@@ -137,6 +137,8 @@ class _Evaluation:
             hint = ": compare it with something, as in pass_rate < 0.1" if kind == _CONDITION else ""
             if kind == _TEXT and (name := _dotted(node)) is not None:
                 hint = f": write '{name}' in quotes"
+            if kind == _NUMBER and _kind(value) == _TEXT:
+                hint = f"; columns of text: {', '.join(_TEXTS)}"
             raise ExpressionError(f"{self._text!r}: {ast.unparse(node)!r} is {_kind(value)}, not {kind}{hint}")
         return value
 

@@ -98,7 +98,8 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         total = _PRIOR * p
         return _PRIOR, total, total, total, total, 0.0, 1.0  # an opinion: nobody has seen that all are alike
     if row.get("score") is None:
-        nothing = "score is null" if "score" in row else f"it has: {', '.join(row)}"
+        null = next((f"{name} is null" for name in ("n", "score") if name in row), "")
+        nothing = null or f"it has: {', '.join(row)}"
         raise ValueError(f"neither n (beside pass_rate or successes), score nor prior says how it went; {nothing}")
     try:
         scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
