@@ -119,7 +119,10 @@ def test_a_file_of_results_is_read_by_the_same_names(pictured, tmp_path, call, r
     assert pq.read_table(tmp_path / "o.parquet").column("pictures").to_pylist() == [["/p/2.png"]]
     assert "images, videos, audios" in refusal(*words, "--overwrite", "--media-key", "image=pictures", status=2)
     said = refusal("stats", tmp_path / "x.parquet", "--data", data)
-    assert "has no column 'prompt' (data.prompt_key or --prompt-key names another); it has: " in said and "messages" in said
+    assert (
+        "has no column 'prompt' (data.prompt_key or --prompt-key names another); it has: " in said
+        and "messages" in said
+    )
     (tmp_path / "train.jsonl").write_text('{"messages": []}\n')
     assert "to_parquet" in refusal("stats", results, *NAMED, "--data", tmp_path / "train.jsonl")
     table, named = StatsTable(), Identity("messages", media_keys={"images": "pictures"})

@@ -129,7 +129,9 @@ def test_where_no_group_is_informative_nothing_is_ranked(call, tmp_path) -> None
     lines = [json.dumps({"key": f"{i:032x}", "n": 8, "successes": 8}) + "\n" for i in range(20)]
     (tmp_path / "solved.jsonl").write_text("".join(lines))
     words = ("--batch", 8, "--steps", 2, "--trace", tmp_path / "solved.jsonl", "--preset", "dapo", "--json")
-    assert json.loads(call("simulate", *words)[1])["answer"] == "Nothing is ranked: no group of grpo is informative here."
+    assert (
+        json.loads(call("simulate", *words)[1])["answer"] == "Nothing is ranked: no group of grpo is informative here."
+    )
 
 
 def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
