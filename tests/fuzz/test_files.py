@@ -150,10 +150,11 @@ def _npy(shape: tuple[int, ...], dtype: str, payload: bytes) -> bytes:
         _npy((1 << 50,), "<f8", b"12345678"),
         _npy((2,), "|O", b"\x80\x04N."),
         b"\x93NUMPY\x09\x00garbage",
+        b"\x93NUMPY\x01\x00\x0b\x00{'descr': (\n",
         b"PK\x05\x06" + bytes(18) + b"trailing",
         None,
     ],
-    ids=["claims a petabyte", "objects", "unknown version", "an archive", "no text"],
+    ids=["claims a petabyte", "objects", "unknown version", "half a header", "an archive", "no text"],
 )
 def test_an_array_that_lies_about_its_size(run, tmp_path, array) -> None:
     said = array and base64.b64encode(array).decode()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import tokenize
 from io import BytesIO
 from typing import Any
 
@@ -66,5 +67,5 @@ def decode_state(document: bytes) -> dict[str, Any]:
 
     try:
         return json.loads(document, object_hook=whole)
-    except (TypeError, EOFError, MemoryError, OverflowError, RecursionError) as error:
+    except (TypeError, EOFError, MemoryError, OverflowError, RecursionError, tokenize.TokenError) as error:
         raise ValueError(f"not a state: {error}") from error
