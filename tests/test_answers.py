@@ -129,7 +129,9 @@ FAULTS: dict[str, Case] = {
         "most fails: ValueError: .*read-only", review=lambda *_: 0, most=lambda self, n, _: n.__isub__(4)
     ),
     "Groupwise": case(
-        *(Advantage, {}, "zero must answer bool .* one for each rollout"),
+        Advantage,
+        {},
+        "zero must answer bool .* one for each rollout",
         zero=lambda self, g, _: np.zeros(len(g), bool),
     ),
 }
@@ -164,7 +166,7 @@ UNUSED: dict[str, Case] = {
     # training would have ended before its first step
     "Finished": gate("has finished as a method, .*: write @property above", finished=lambda self: False),
     "Placed": case(
-        *(PooledAllocator, MOST, "has needs_place as a method"), review=lambda *_: None, needs_place=lambda self: False
+        PooledAllocator, MOST, "has needs_place as a method", review=lambda *_: None, needs_place=lambda self: False
     ),
     "Estimates": case(Advantage, {}, "has estimator as a method", estimator=lambda self: "mine"),
     # told by the first resume only

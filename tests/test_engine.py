@@ -734,16 +734,22 @@ HALF_RETIRED = {"p": np.full(64, 0.5), "refill": False, "columns": {"retired": n
 SHORT: dict[str, tuple[tuple, dict, int, str]] = {
     "max_rounds": (INFORMATIVE, {"p": np.zeros(64), "max_rounds": 2}, 0, r"\(16 all_wrong\): adaptive\.max_rounds=2 "),
     "max_rounds, some kept": (
-        *(INFORMATIVE, {"p": np.repeat([0.0, 0.5], [52, 12]), "max_rounds": 2}, 2),
+        INFORMATIVE,
+        {"p": np.repeat([0.0, 0.5], [52, 12]), "max_rounds": 2},
+        2,
         r"128 rollouts \(14 all_wrong, 2 trained\): adaptive\.max_rounds=2 ",
     ),
     # of a step that kept all its groups an asynchronous trainer said "none finished"
     "cap": (
-        *(("epoch",), {"n": 4, "max_rollouts_per_step": 20}, 5),
+        ("epoch",),
+        {"n": 4, "max_rollouts_per_step": 20},
+        5,
         r"after 1 round and 20 rollouts \(5 trained\): .*cap of 20 ",
     ),
     "cap, all dropped": (
-        *(INFORMATIVE, SOLVED | {"n": 4, "max_rollouts_per_step": 60}, 0),
+        INFORMATIVE,
+        SOLVED | {"n": 4, "max_rollouts_per_step": 60},
+        0,
         r"60 rollouts \(15 all_correct\): the step's cap of 60 rollouts was reached",
     ),
     # without refill ``on_exhausted`` was ignored, while the note named it
@@ -752,12 +758,16 @@ SHORT: dict[str, tuple[tuple, dict, int, str]] = {
     "cap of a plan": (("cero",), FEW | {"steps": 20}, 3, r"\(3 trained\): the step's cap of 20 "),
     # of data, or room for commits, that ended nothing was said in ``sync``
     "data": (
-        *((RETIRED, "fixed", "informative"), HALF_RETIRED, 5),
+        (RETIRED, "fixed", "informative"),
+        HALF_RETIRED,
+        5,
         ": the sampler (gave no further prompt|let nothing more through)",
     ),
     # it ends the run when that was asked for; otherwise one round goes ungated, as a step needs rows to train on
     "gate": (
-        *((SHUT, "fixed", "informative"), SOLVED | {"columns": {"streak": 5, "streak_kind": 1}}, 0),
+        (SHUT, "fixed", "informative"),
+        SOLVED | {"columns": {"streak": 5, "streak_kind": 1}},
+        0,
         r"\((none finished|8 all_correct)\): the sampler let nothing more through in 4 passes",
     ),
 }

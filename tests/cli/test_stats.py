@@ -25,6 +25,7 @@ from verl_adaptive.simulate.traces import read_trace
 from verl_adaptive.stats import Journal, StatsTable, open_run, warm_start, write_snapshot
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
+from verl_adaptive.stats.journal import attempts_in
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.stats.visits import Visits
 
@@ -368,7 +369,7 @@ def test_watching_prints_what_is_new(tmp_path) -> None:
     try:
         assert one()["last_step"] == 3
         with Journal(tmp_path / "adaptive") as journal:
-            journal.begin(3, parent=journal.known[-1]["id"])
+            journal.begin(3, parent=attempts_in(journal.folder)[-1]["id"])
             journal.commit_step(
                 4, Groups.empty(), engine.table.keys[:0], [], {"run": engine.total.as_dict()}, sources=[]
             )

@@ -652,12 +652,12 @@ def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypat
     sampler = {"name": "epoch"} if ahead else {"name": "epoch", "round": {"prompts": 2 * BATCH}}
     config = config_of(sampler=sampler, filter="informative")
     world = World(np.full(PROMPTS, 0.5))
-    facts = (
-        AsyncFacts(warmup=ahead) if ahead else None
-    )  # its window ends in the middle of a batch that verl's loader reads
+    # its window ends in the middle of a batch that verl's loader reads
+    facts = AsyncFacts(warmup=ahead) if ahead else None
     there = SimpleNamespace(p=world.p, source=stream)
     engine, handles = engine_of(config, there, batch=BATCH, n=N, async_facts=facts), RolloutHandles(len, lambda: 1)
     session = StreamSession(engine, stream, handles) if ahead else Session(engine, stream, handles, Workers())
+    # what is read is between stream and engine: no queue, and nobody generates
     session.queue, session.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(session.engine.flight)
     for _ in range(3):
         batch_of(session)

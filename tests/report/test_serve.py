@@ -28,6 +28,7 @@ from tests.report.test_report import Page
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
 from verl_adaptive.stats import Journal, find_runs
+from verl_adaptive.stats.journal import attempts_in
 from verl_adaptive.stats.keys import keys_array
 
 
@@ -207,7 +208,7 @@ def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
         first, index = server.get(f"{path}/version").text, server.get("/version").text
         assert f'data-version="{first}"' in page and "steps 1 to 5" in page
         with Journal(tmp_path / "run" / "adaptive", {"run": "p/e"}) as journal:
-            journal.begin(5, parent=journal.known[-1]["id"])
+            journal.begin(5, parent=attempts_in(journal.folder)[-1]["id"])
             journal.commit_validation(5, {"val-core/math/acc/mean@1": 0.875})
         assert server.get("/version").text != index
         deadline = 200
@@ -303,7 +304,7 @@ def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:
         while len(made) < 2:
             await asyncio.sleep(0.01)
         with Journal(tmp_path / "a" / "adaptive") as journal:
-            journal.begin(1, parent=journal.known[-1]["id"])
+            journal.begin(1, parent=attempts_in(journal.folder)[-1]["id"])
             journal.commit_validation(1, {"val-core/math/acc/mean@1": 0.5})
         site._pages[a.id].made -= 1000
         assert await asyncio.wait_for(site.page(a), 5) == first  # its successor is begun, behind b's page
@@ -338,7 +339,7 @@ def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
     """Equal to what all of the steps say, across a resume."""
     make_run(tmp_path, steps=9, run_id="p/e", snapshot=False, plan={"adaptive/plan/steps": 50})
     with Journal(tmp_path / "adaptive", {"run": "p/e"}) as journal:
-        journal.begin(4, parent=journal.known[-1]["id"])
+        journal.begin(4, parent=attempts_in(journal.folder)[-1]["id"])
     (run,), trouble = find_runs(str(tmp_path))
     every = run.steps.to_pylist()
     for count in (1, 2, 3, 9):

@@ -24,7 +24,7 @@ from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal
 from verl_adaptive.groups import Groups
 from verl_adaptive.stats import Journal, StatsTable, journal, open_run
-from verl_adaptive.stats.journal import JournalBusy, JournalError, sealed
+from verl_adaptive.stats.journal import JournalBusy, JournalError, attempts_in, sealed
 from verl_adaptive.stats.reader import JournalReader
 
 KEYS = make_keys(20)
@@ -146,13 +146,13 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
         writer.commit_validation(2, {"acc": 0.5})
     assert open_run(tmp_path / "x").gaps() == [(1, 2, "steps.jsonl of attempt 0 ends before them")]
     with Journal(tmp_path / "x") as writer:
-        writer.begin(6, parent=writer.known[0]["id"])
+        writer.begin(6, parent=attempts_in(writer.folder)[0]["id"])
         commit(writer, 7)
         writer.commit_validation(8, {"acc": 0.5})
     (tmp_path / "x" / "attempt-1" / "groups.arrows").write_bytes(b"")
     assert [gap[:2] for gap in open_run(tmp_path / "x").gaps()] == [(1, 6), (7, 7), (8, 8)]  # each step once
     with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
-        writer.begin(2, parent=writer.known[0]["id"])
+        writer.begin(2, parent=attempts_in(writer.folder)[0]["id"])
         commit(writer, 3)
     assert steps_of(tmp_path / "torn")[-1] == 3
 
@@ -212,7 +212,7 @@ def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path,
         with begun(tmp_path, 1):
             pass
     with Journal(tmp_path) as writer:
-        writer.begin(1, parent=writer.known[0]["id"])
+        writer.begin(1, parent=attempts_in(writer.folder)[0]["id"])
         commit(writer, 2)
     before, after = open_run(tmp_path).observations()
     assert before.schema == after.schema and before.column("clipped").null_count == len(before) == 6

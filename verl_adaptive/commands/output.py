@@ -59,9 +59,15 @@ def table(
         cut: heading of a column that loses its end instead of folding, so that the table is at most ``width`` wide.
         width: of the terminal.
     """
-    gap = 2 if width < 100 else 3
-    how: dict[str, Any] = {"pad_edge": False, "collapse_padding": gap == 2}
-    out = Table(box=SIMPLE_HEAD, title=title, title_justify="left", title_style="bold", **how)
+    gap = 2 if width < 100 else 3  # with 3, `compare` has no room for its mark of significance in 80 columns
+    out = Table(
+        box=SIMPLE_HEAD,
+        title=title,
+        title_justify="left",
+        title_style="bold",
+        pad_edge=False,
+        collapse_padding=gap == 2,
+    )
     made = [[cell if isinstance(cell, Text) else Text(clean(cell)) for cell in row] for row in rows]
     heads = ["\n".join(heading.split()) if justify == "right" else heading for heading, justify in columns]
     taken = 0

@@ -112,7 +112,6 @@ class Journal:
     Attributes:
         attempt: the number of the attempt that is written, -1 before :meth:`begin`.
         id: of that attempt, for a snapshot: the number alone may be another journal's.
-        known: what the attempts that were there say of themselves, oldest first.
 
     Raises:
         JournalBusy: another process writes this run.
@@ -137,13 +136,12 @@ class Journal:
         self._thread = threading.Thread(target=self._work, name="verl-adaptive journal", daemon=True)
         self._thread.start()
 
-        def open_it() -> list[dict[str, Any]]:
+        def open_it() -> None:
             self.folder.mkdir(parents=True, exist_ok=True)
-            known = attempts_in(self.folder)
+            attempts_in(self.folder)  # a damaged one is refused now, and not once a model is loaded
             self._lock = _lock(self.folder)
-            return known
 
-        self.known = self._ask("opened", open_it)
+        self._ask("opened", open_it)
 
     def __enter__(self) -> Journal:
         return self
