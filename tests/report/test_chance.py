@@ -23,15 +23,18 @@ from verl_adaptive.stats.prompts import Prompts
 PROMPTS, PLANTED = 1500, 8
 
 
-def visited(rates: np.ndarray, n: int, seed: int) -> Prompts:
-    """A store of prompts whose true pass rates are ``(visits, prompts)``."""
+def visited(rates: np.ndarray, n: int, seed: int, pilots: int = 0) -> Prompts:
+    """A store of prompts whose true pass rates are ``(visits, prompts)``; groups whose ``pilots`` are all alike have no others."""
     rng = np.random.default_rng(seed)
     table, flips = StatsTable(), Flips()
     rows = table.rows_for(make_keys(rates.shape[1]), sources=["s"] * rates.shape[1])
     for step, rate in enumerate(rates, start=1):
         right = (rng.random((rates.shape[1], n)) < rate[:, None]).astype(float)
-        table.observe(Groups.from_lists(rows, right.tolist(), success=right.tolist()), step, tolerance=1e-6)
-        flips.add(rows, right.mean(axis=1), np.full(len(rows), n), len(rows))
+        alike = pilots > 0 and np.ptp(right[:, : pilots or n], axis=1) == 0
+        sizes = np.where(alike, pilots, n) + np.zeros(len(rows), dtype=int)
+        groups = Groups.from_lists(rows, [row[:size].tolist() for row, size in zip(right, sizes, strict=True)])
+        table.observe(groups, step, tolerance=1e-6)
+        flips.add(rows, groups.pass_rate, groups.n, len(rows))
     return Prompts(table, {"flips": flips.count, "flipping": flips.flipping(table)})
 
 
@@ -40,13 +43,14 @@ def frozen(visits: int, seed: int) -> np.ndarray:
     return np.repeat(rate[None], visits, axis=0)
 
 
-@pytest.mark.parametrize(("visits", "n"), [(8, 8), (15, 8), (12, 4), (40, 1)])
-def test_rates_that_stay_neither_regress_nor_flip(visits, n) -> None:
-    """A quarter of them crosses one half twice, and some fall by half; it was all listed, with a command that deletes it."""
-    prompts = visited(frozen(visits, 1), n, 2)
+@pytest.mark.parametrize(("visits", "n", "pilots"), [(8, 8, 0), (15, 8, 0), (12, 4, 0), (40, 1, 0), (8, 16, 4)])
+def test_rates_that_stay_neither_regress_nor_flip(visits, n, pilots) -> None:
+    """A quarter of them crosses one half twice, and some fall by half; it was all listed, with a command that deletes it. Four
+    pilots that fail counted as a group of ten that does."""
+    prompts = visited(frozen(visits, 1), n, 2, pilots)
     assert (prompts.get("change") <= -0.5).any() and (prompts.get("flips") >= 2).sum() > 0.2 * PROMPTS
     assert len(prompts.where(REGRESSED)) <= 1 and len(prompts.where(FLIPPING)) <= 1
-    other = matched(prompts, visited(frozen(visits, 1), n, 3), 5)
+    other = matched(prompts, visited(frozen(visits, 1), n, 3, pilots), 5)
     assert other["clearly_better_in_b"] + other["clearly_worse_in_b"] <= 1
 
 

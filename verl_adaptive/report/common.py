@@ -98,11 +98,8 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
 def _chance(
     one: Prompts, mine: np.ndarray, a: np.ndarray, other: Prompts, theirs: np.ndarray, b: np.ndarray
 ) -> np.ndarray:
-    """p-value of each prompt's difference; a group's size is the mean of the prompt's."""
-    n, m = (
-        np.maximum(1.0, np.round(p.get("rollouts")[rows] / np.maximum(p.get("visits")[rows], 1)))
-        for p, rows in ((one, mine), (other, theirs))
-    )
+    """p-value of each prompt's difference, by the rollouts of its latest visits."""
+    n, m = one.get("last_n")[mine], other.get("last_n")[theirs]
     known = np.isfinite(a) & np.isfinite(b)
     chance = np.full(len(mine), np.nan)
     chance[known] = two_rates(np.round(a * n)[known], n[known], np.round(b * m)[known], m[known])

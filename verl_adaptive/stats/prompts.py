@@ -25,14 +25,14 @@ def _ratio(top: str, bottom: str) -> Callable[[Prompts], np.ndarray]:
 
 
 def _regression(prompts: Prompts) -> np.ndarray:
-    """Score of the latest visit, among all of a prompt's rollouts; a visit's size is taken as the prompt's mean.
+    """Score of the latest visit, among all of a prompt's rollouts.
 
-    Where it is all wrong, those before it that are all wrong, too, count with it: a prompt that fell stays low.
+    Where it is all wrong, those before it that are all wrong, too, count with it, as visits of its size: a prompt that fell
+    stays low.
     """
     visits, total, successes = (prompts.get(name) for name in ("visits", "rollouts", "successes"))
-    with np.errstate(all="ignore"):
-        drawn = np.where(visits > 1, np.maximum(1.0, np.round(total / visits)), np.nan)
-        right = np.round(prompts.get("last_rate") * drawn)
+    drawn = np.where(visits > 1, prompts.get("last_n"), np.nan)
+    right = np.round(prompts.get("last_rate") * drawn)
     alike = np.where((right == 0) & (prompts.get("streak_kind") < 0), prompts.get("streak"), 1)
     drawn = np.where(alike > 1, np.minimum(alike * drawn, total - np.round(successes)), drawn)
     known = np.isfinite(right)
@@ -83,6 +83,7 @@ _ABOUT = {
     "last_try": "as last_step, groups that failed included",
     "first_rate": "pass rate of the first visit, to six decimals",
     "last_rate": "pass rate of the latest visit, to six decimals",
+    "last_n": "rollouts of the latest visit",
     "failures": "groups that failed",
     "flips": "crossings of one half from visit to visit (journals only)",
     "flipping": "-log10 of the false discovery rate of jumps between visits; 1.3 is 5 % (journals only)",

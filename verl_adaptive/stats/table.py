@@ -63,6 +63,7 @@ SHARED_COLUMNS: dict[str, Column] = {
     "last_try": Column(np.dtype("i4"), -1),  # as last_step, groups that said nothing included
     "first_rate": Column(np.dtype("f4"), float("nan")),
     "last_rate": Column(np.dtype("f4"), float("nan")),
+    "last_n": Column(np.dtype("u4"), 0),  # rollouts of the visit with last_rate
     "failures": Column(np.dtype("u2"), 0),  # groups that said nothing, saturating
     "source": Column(np.dtype("u2"), 0),  # position in `StatsTable.sources`
 }
@@ -363,6 +364,7 @@ class StatsTable:
             get("last_step")[row] = step
             get("first_rate")[row[fresh]] = rate[fresh]
             get("last_rate")[row] = rate
+            get("last_n")[row] = visits.n[wave]
 
     # -- reading --------------------------------------------------------------------------------------------------
 

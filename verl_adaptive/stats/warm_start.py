@@ -149,6 +149,7 @@ def _transfer(
         table.col(name)[rows] = theirs(name) * scale
     table.col("tokens")[rows] = np.floor(theirs("tokens") * scale + 0.5).astype(np.uint64)
     table.col("visits")[rows] = np.maximum(np.floor(discount * theirs("visits") + 0.5), 1).astype(np.uint32)
+    table.col("last_n")[rows] = np.maximum(np.floor(theirs("last_n") * scale + 0.5), 1).astype(np.uint32)
     streak = np.floor(discount * theirs("streak") + 0.5).astype(np.uint16)
     table.col("streak")[rows] = streak
     table.col("streak_kind")[rows] = np.where(streak > 0, theirs("streak_kind"), 0)
