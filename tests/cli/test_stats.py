@@ -164,6 +164,10 @@ def test_what_verls_rollouts_do_not_say_is_null(tmp_path, call) -> None:
     found = facts(call, tmp_path, "--sort", "tokens_per_rollout")
     (source,), (row,) = found["by_source"].values(), found["lists"]["selected prompts"]
     assert [found["tokens"], source["tokens"], source["retired"], row["tokens_per_rollout"]] == [None] * 4
+    assert found["failed_groups"] is None and source["failures"] is None
+    assert "failed" not in call("stats", tmp_path)[1]
+    (page,) = open_run(tmp_path).observations()
+    assert page.select(["tokens", "lag"]).to_pylist() == [{"tokens": None, "lag": None}]
     assert facts(call, tmp_path, "--where", "tokens < 5")["selected"] == 0
     row = open_run(tmp_path).prompts.to_arrow().to_pylist()[0]
     assert (row["tokens"], row["tokens_per_rollout"], row["rollouts"]) == (None, None, 1)

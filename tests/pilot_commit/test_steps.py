@@ -121,3 +121,15 @@ def test_selection_bias_of_pilots_is_visible() -> None:
         pilots.append(metrics["pilot_rate"])
         commits.append(metrics["commit_rate"])
     assert np.mean(pilots) > np.mean(commits) + 0.05
+
+
+def test_a_step_without_a_commit_has_no_pass_rate_of_pilots() -> None:
+    """It was 0, which pulled the curves and their mean down."""
+    engine, world = pilot_commit("on_policy", on_exhausted="relax")
+    world.p[:] = 0.0
+    run_step(engine, world, 1)
+    assert not {"pilot_rate", "commit_rate"} & engine.policy.allocator.metrics().keys()
+    world.p[:] = 0.5
+    run_step(engine, world, 2)
+    metrics = engine.policy.allocator.metrics()
+    assert metrics["pilot_rate"] > 0 and metrics["commit_rate"] > 0

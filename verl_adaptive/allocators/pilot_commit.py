@@ -288,9 +288,10 @@ class PilotCommit(PooledAllocator):
             **{f"{key}_total": float(self._counts[key]) for key in _COUNTED},
             "judged_by_signal": float(self._range is not None),
             "in_band_share": found / max(judged, 1e-12),  # recent
-            "pilot_rate": self._rates[0] / max(self._rates[1], 1.0),
-            "commit_rate": self._rates[2] / max(self._rates[3], 1.0),
         }
+        pilots, commits = self._rates.reshape(2, 2)
+        if pilots[1] and commits[1]:  # of a step without a commit there is no rate
+            self._logged |= {"pilot_rate": pilots[0] / pilots[1], "commit_rate": commits[0] / commits[1]}
         if self.can_hold:
             self._logged["expired_total"] = float(self._counts["expired"])
         self._recent *= _MEMORY

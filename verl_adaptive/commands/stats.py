@@ -276,11 +276,9 @@ def _overview_lines(found: dict[str, Any]) -> list[tuple[str, str]]:
     share_of = share(found["visited"], found["prompts"])
     rate = "" if found["pass_rate"] is None else f", pass rate {found['pass_rate']:.3f}"
     tokens = "" if found["tokens"] is None else f", {number(found['tokens'])} response tokens"
+    failed = "" if found["failed_groups"] is None else f", {number(found['failed_groups'])} failed groups"
     lines += [
-        (
-            "prompts",
-            f"{prompts} ({share_of}), {number(found['visits'])} visits, {number(found['failed_groups'])} failed groups",
-        ),
+        ("prompts", f"{prompts} ({share_of}), {number(found['visits'])} visits{failed}"),
         ("rollouts", f"{number(found['rollouts'])} judged{tokens}{rate}"),
     ]
     if found.get("brought"):

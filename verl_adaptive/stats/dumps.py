@@ -129,7 +129,7 @@ class DumpReader(JournalReader):
             for name in ("signal", "reward"):
                 row |= {f"{name}_sum": values.sum(), f"{name}_sqsum": (values * values).sum()}
             row |= {"signal_min": values.min(), "signal_max": values.max()}
-            row |= {"outcome": "trained", "failed": False, "tokens": 0, "lag": 0}
+            row |= {"outcome": "trained", "failed": False, "tokens": None, "lag": None}
             row |= {"lost": lost[step, key], "clipped": None}
             rows.append(row)
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)

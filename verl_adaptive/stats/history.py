@@ -41,7 +41,7 @@ class Window(Visits):
             signal=column["signal_sum"],
             square=column["signal_sqsum"],
             reward=column["reward_sum"],
-            tokens=column["tokens"],
+            tokens=np.nan_to_num(column["tokens"]),  # verl's rollouts do not say
             flat=column["signal_max"] - column["signal_min"] <= tolerance,
             failed=column["failed"],
             reward_square=column["reward_sqsum"],
