@@ -387,7 +387,7 @@ class Cero(Sampler):
     def metrics(self) -> dict[str, float]:
         """Duals and budget, in rollouts.
 
-        The last three count since the run began. They are no ``_total``: verl adds those up over steps.
+        The last three count since the run began. They are no ``_total``, which is a count of one step.
         """
         return {
             "nu": self.nu,
