@@ -48,7 +48,9 @@ def overview(run: Run, *, tries: int = TRIES) -> dict[str, Any]:
         "pass_rate": float(successes.sum() / max(1, int(rollouts.sum(dtype=np.int64)))) if visited.any() else None,
         "tokens": int(table.col("tokens").sum(dtype=np.uint64)) or None,  # verl's rollouts do not say
         # results and verl's rollouts do not say which groups failed
-        "failed_groups": int(table.col("failures").sum(dtype=np.int64)) if run.kind in ("journal", "snapshot") else None,
+        "failed_groups": int(table.col("failures").sum(dtype=np.int64))
+        if run.kind in ("journal", "snapshot")
+        else None,
         "tries": tries,
         "never_solved": len(prompts.where(never_solved(tries))),
         "always_solved": int(((rollouts >= tries) & (successes >= rollouts)).sum()),
