@@ -161,7 +161,8 @@ def test_a_closed_pipe_is_quiet(finished) -> None:
 
 
 @pytest.mark.parametrize(
-    ("where", "status", "said"), [(">/dev/full", 1, "No space left on device"), ("2>/dev/full", 0, None)]
+    ("where", "status", "said"),
+    [(">/dev/full", 1, "No space left on device"), ("2>/dev/full", 0, None), (">&-", 0, None)],
 )
 def test_output_that_goes_nowhere(where, status, said) -> None:
     line = f"'{sys.executable}' -m verl_adaptive parts greso {where}"
@@ -169,6 +170,12 @@ def test_output_that_goes_nowhere(where, status, said) -> None:
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
     assert "defect" not in done.stderr and "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert said is None or (said in done.stderr and done.stderr.count("\n") == 1)
+
+
+def test_remarks_are_no_part_of_the_answer_where_nobody_hears_them(finished, tmp_path) -> None:
+    line = f"'{sys.executable}' -m verl_adaptive export '{finished.folder}' '{tmp_path / 'a.csv'}' 2>&-"
+    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (0, "") and (tmp_path / "a.csv").exists()
 
 
 def test_text_is_made_safe() -> None:
