@@ -137,6 +137,7 @@ class _Clears(_Pool):
 _Global = but(_Pool, order=lambda self, pool, _: np.random.permutation(len(pool)))
 _Clock = but(_Pool, order=lambda self, pool, progress: (time.perf_counter(), _Pool.order(self, pool, progress))[1])
 _Rows = but(_Pool, order=lambda self, pool, _: np.argsort(pool))
+_Sources = but(_Pool, order=lambda self, pool, _: np.lexsort((self.table.key_lo[pool], self.table.col("source")[pool])))
 _Nan = but(_Pool, metrics=lambda self: {"nothing": float("nan")})
 
 
@@ -147,6 +148,7 @@ _Nan = but(_Pool, metrics=lambda self: {"nothing": float("nan")})
         (_Clock, "test_arrival_order_does_not_matter"),
         (_Rows, "test_row_numbers_do_not_matter"),
         (_Forgetful, "test_state_round_trip"),
+        (_Sources, "test_row_numbers_do_not_matter"),
         (_Rows, "test_no_prompt_is_starved"),
         (_Nan, "test_metrics_are_finite_numbers"),
         (_Clears, "test_metrics_are_finite_numbers"),

@@ -24,6 +24,7 @@ from verl_adaptive.stats.state import decode_state, encode_state
 from verl_adaptive.stats.table import StatsTable
 
 PROMPTS = 40
+SOURCES = ("algebra", "geometry", "numbers")  # data sources, in turn
 LOST = "column {}: depends on how visits are shown; a prompt may come twice in one observe (verl_adaptive.stats.visits.waves)"
 _CLOCKS = frozenset(
     (
@@ -52,7 +53,7 @@ class PartConformance:
         table = StatsTable()
         keys = np.zeros(PROMPTS, dtype=KEY_DTYPE)
         keys["hi"], keys["lo"] = np.arange(PROMPTS) * 977 + 5, np.arange(PROMPTS)
-        table.rows_for(keys)
+        table.rows_for(keys, sources=sources_of(PROMPTS))
         made = self.make()
         made.bind(table, self.facts)
         return made
@@ -94,6 +95,11 @@ class PartConformance:
         made.table.observe(groups, step, tolerance=self.facts.tolerance)
         with unchanged(groups):
             made.observe(groups, self.progress(step, round=1))
+
+
+def sources_of(prompts: int) -> list[str]:
+    """The data source of each prompt."""
+    return [SOURCES[i % len(SOURCES)] for i in range(prompts)]
 
 
 @contextmanager

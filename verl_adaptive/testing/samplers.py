@@ -26,7 +26,7 @@ from verl_adaptive.policy import Policy, find_part
 from verl_adaptive.roles import Pick
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.components import LOST, PartConformance, flat, pure, through_files
+from verl_adaptive.testing.components import LOST, SOURCES, PartConformance, flat, pure, sources_of, through_files
 
 
 @dataclass
@@ -95,7 +95,8 @@ class SamplerConformance(PartConformance):
         return RunFacts(batch=self.batch, n=self.n, steps=self.steps, prompts=self.prompts)
 
     def _world(self) -> StaticWorld:
-        return StaticWorld(np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5), seed=1)
+        rates = np.where(np.arange(self.prompts) % 2 == 0, 1.0, 0.5)
+        return StaticWorld(rates, seed=1, sources=sources_of(self.prompts))
 
     def _run(self, table: StatsTable | None = None, steps: int | None = None, reverse: bool = False) -> _Run:
         sampler, world, stream = self.make(), self._world(), WorldPrompts(self.prompts, seed=7)
@@ -107,7 +108,7 @@ class SamplerConformance(PartConformance):
         for part in policy:
             part.check_policy(policy, config)
         table = StatsTable() if table is None else table
-        row_of = table.rows_for(world.keys)
+        row_of = table.rows_for(world.keys, sources=world.sources)
         facts = replace(self.facts, steps=steps or self.steps)
         engine = make_engine(policy, table, config, facts, row_of, stream)
         return _Run(engine, stream, world, reverse)
@@ -134,11 +135,12 @@ class SamplerConformance(PartConformance):
         assert one.trained == two.trained
 
     def test_row_numbers_do_not_matter(self) -> None:
-        """Decisions depend on keys: the same data set in a table that met its prompts in another order, among others."""
+        """Decisions depend on keys and on the names of data sources: the same data set in a table that met its prompts in another order, among others."""
         table, half = StatsTable(), self.prompts // 2
         keys, others = self._world().keys[::-1], self._world().keys
         others["hi"] ^= np.uint64(1)
         mixed = np.concatenate([others[:9], keys[:half], others[9:12], keys[half:], others[12:]])
+        table.rows_for(others[:9], sources=[SOURCES[-1]] * 9)  # data sources have other numbers there, too
         table.rows_for(mixed)
         one, two = self._whole(), self._run(table)
         two.go(1, self.steps)
