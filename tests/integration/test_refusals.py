@@ -144,6 +144,7 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         # the preset's file names its own advantage's estimator, which nobody wrote
         "+adaptive=aero adaptive/advantage=memory",
         "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4",
+        f"{TAKEN}:Own algorithm.adv_estimator=test_own",  # as a preset's file of one's own names it
         "+adaptive=dapo adaptive/filter=keep_all",  # plain parts, and a preset's name: somebody chose them
         "+adaptive.name=mine",
         "+adaptive=solo adaptive.max_rollouts_per_step=7",  # groups of one: seven of them
@@ -202,9 +203,10 @@ REFUSED = rf"""
     adaptive.batch_unit
 # the way out must not lead to the next refusal
 +adaptive=solo algorithm.adv_estimator=rloo
-    leave this one out, or, .*take \+adaptive=dapo
-{TAKEN}:Own algorithm.adv_estimator=test_own
-    adv_estimator='test_own': .*leave this one out$
+    write algorithm\.adv_estimator=grpo, or, .*take \+adaptive=dapo
+# verl's default, where nothing is said: there is nothing to leave out
+{TAKEN}:Own algorithm.adv_estimator=gae
+    adv_estimator='gae': .*write algorithm\.adv_estimator=grpo, or, to keep gae
 {TAKEN}:Taken
     adaptive\.advantage\.name='taken': Taken has estimator = 'rloo', .*give it another name
 +adaptive=solo algorithm.adv_estimator=gae

@@ -260,18 +260,17 @@ def _check_estimator(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> N
             "out, or write algorithm.adv_estimator=grpo",
         )
         return
-    if estimator == own:
-        instead = ""
-    elif str(estimator) == "gae" and not advantage.needs_groups:
-        instead = f", or take {_CRITIC}"
+    if str(estimator) == "gae" and not advantage.needs_groups:
+        instead = f"or take {_CRITIC}"
     else:
         keeping = _keeping(str(estimator), config.actor_rollout_ref.rollout.n, adaptive, policy)
-        instead = f", or, to keep {estimator}, {keeping}"
+        instead = f"or, to keep {estimator}, {keeping}"
     check(  # GRPO is what everybody's command line says, and ours what a preset does: the part that is chosen replaces it
-        estimator == "grpo" or str(estimator).startswith("adaptive_"),
+        estimator in ("grpo", own) or str(estimator).startswith("adaptive_"),
         "algorithm.adv_estimator",
         estimator,
-        f"adaptive/advantage={advantage.name} brings its own estimator ({own}) in place of grpo: leave this one out{instead}",
+        f"adaptive/advantage={advantage.name} brings its own estimator ({own}) in place of grpo: write "
+        f"algorithm.adv_estimator=grpo, {instead}",
     )
     check(
         not has_critic(config),
