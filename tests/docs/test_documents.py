@@ -333,11 +333,11 @@ def teaching(tmp_path_factory) -> Path:
 
 
 def parts_commands() -> list[list[str]]:
-    """The page's command lines: named by path, and by entry point."""
+    """The page's command lines: named by path, by entry point, and by a preset's file."""
     page = (ROOT / PARTS_PAGE).read_text()
     found = [m[1].replace("\\\n", " ") for m in re.finditer(r"```text\n(.*?)```", page, flags=re.S)]
     commands = [words_of(text) for text in found if "main_ppo" in text]
-    assert len(commands) == 2
+    assert len(commands) == 3
     return commands
 
 
@@ -402,6 +402,11 @@ def test_an_entry_point_is_all_that_the_parts_of_the_page_need(teaching, tmp_pat
     said = said_in(site, "doctor", "--", *parts_commands()[1])
     assert "sampler=resting (steps=3), allocator=halves, filter=concise, advantage=ranked" in " ".join(said.split())
     assert "adaptive.filter.longest" in said_in(site, "parts", "concise")
+    (preset,) = [code for page, code in blocks("yaml") if page == PARTS_PAGE]
+    (site / "conf" / "adaptive").mkdir(parents=True)
+    (site / "conf" / "adaptive" / "mine.yaml").write_text(preset)
+    said = " ".join(said_in(site, "doctor", "--", *parts_commands()[2]).split())
+    assert "mine: sampler=resting (steps=3), allocator=fixed, filter=informative, advantage=ranked" in said
 
 
 def test_the_recipes_table_is_complete() -> None:
