@@ -135,7 +135,8 @@ class SamplerConformance(PartConformance):
         assert one.trained == two.trained
 
     def test_row_numbers_do_not_matter(self) -> None:
-        """Decisions depend on keys and on the names of data sources: the same data set in a table that met its prompts in another order, among others."""
+        """Decisions depend on keys and on the names of data sources: the same data set in a table that met its prompts in another
+        order, among others."""
         table, half = StatsTable(), self.prompts // 2
         keys, others = self._world().keys[::-1], self._world().keys
         others["hi"] ^= np.uint64(1)
