@@ -1090,6 +1090,16 @@ def test_wait_blocks_until_old_groups_are_back():
     assert engine.can_take(8)
 
 
+@pytest.mark.parametrize(("strategy", "stale"), [("drop", 8), ("wait", 0)])
+def test_only_drop_makes_a_ready_group_stale(strategy, stale):
+    engine, world = made("grpo", AsyncFacts(warmup=16, threshold=2, strategy=strategy))
+    for step in (1, 2, 3):
+        engine.receive(world.roll(engine.begin(step)))
+        assert len(engine.take().groups) == 8
+        result = engine.finish()
+    assert (result.outcome == "stale").sum() == stale
+
+
 def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():
     """A step whose groups all failed ended the run: nothing was ready, and a batch of none passed for one."""
     engine, world = made("grpo", AsyncFacts(), failure=1.0)

@@ -303,6 +303,9 @@ def test_a_class_without_what_the_preset_left(composed) -> None:
         ("total_rollouts=many", "must be int or null"),
         ("seed=123456789012345678901234567890", "is too large"),
         ("min_sessions=0", r"must be in \(0, 1\]"),
+        ("max_rounds=true", "must be int"),
+        ("sampler=greso", "choose one by adaptive/sampler=greso"),
+        ("store.dir=file:///runs", "is no folder; write the path of one"),
     ],
 )
 def test_a_value_must_be_there_and_in_its_range(word, says, composed) -> None:

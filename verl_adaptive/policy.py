@@ -310,7 +310,7 @@ def option_hint(key: str, chosen: Mapping[str, Any]) -> str:
     above, _, name = path.rpartition(".")
     role, _, option = path.partition(".")
     part = chosen.get(role)
-    if option and isinstance(part, Mapping) and ":" in str(part.get("name")):
+    if isinstance(part, Mapping) and ":" in str(part.get("name")):
         return f"write +{key}=…, for Hydra does not know the options of a part of your own"
     others = [other for other in PARTS.get(role, ()) if option in _paths(options_of(find_part(role, other)))]
     beside = sorted(k.rpartition(".")[2] for k in known if k.rpartition(".")[0] == above)

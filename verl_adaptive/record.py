@@ -240,12 +240,7 @@ def results_of(event: dict[str, Any]) -> Groups:
     data = event["back"]
     if set(data) != set(types):
         raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")
-    groups = Groups(**{name: np.asarray(values, dtype=types[name]) for name, values in data.items()})
-    whole = len(groups.offsets) == len(groups) + 1 and (np.diff(groups.offsets) >= 0).all()
-    sizes = {len(getattr(groups, name)) for name in PER_ROLLOUT}
-    if not whole or sizes != {groups.rollouts}:
-        raise ValueError("the lengths of a result's fields do not fit together")
-    return groups
+    return Groups(**{name: np.asarray(values, dtype=types[name]) for name, values in data.items()})
 
 
 def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
@@ -279,6 +274,7 @@ class ReplayReport:
 
     Attributes:
         attempt: name of the attempt.
+        planned: the run's last step, as it was planned.
         steps: whole steps replayed.
         decisions: decisions compared, of whatever kind.
         polls: times results came back.
@@ -286,11 +282,11 @@ class ReplayReport:
         difference: the first decision that came out differently, or an empty string.
         open_step: the step in which the record ends (a killed run's), or None.
         ledgers: the account of each whole step.
-        planned: the run's last step, as it was planned; None: not known.
         last: the last whole step.
     """
 
     attempt: str
+    planned: int
     steps: int = 0
     decisions: int = 0
     polls: int = 0
@@ -298,7 +294,6 @@ class ReplayReport:
     difference: str = ""
     open_step: int | None = None
     ledgers: list[Ledger] = field(default_factory=list, repr=False)
-    planned: int | None = None
     last: int = 0
 
     @property
@@ -315,10 +310,9 @@ class ReplayReport:
         if self.empty:
             return f"{self.attempt}: the record is empty, there is nothing to compare"
         seen = f"{self.attempt}: {counted(self.steps, 'step')}, {counted(self.polls, 'poll')}, {counted(self.rollouts, 'rollout')}"
-        of = f" of {self.planned}" if self.planned is not None else ""
-        tail = "" if self.open_step is None else f" (the record ends within step {self.open_step}{of})"
-        if not tail and self.planned is not None and self.last < self.planned:
-            tail = f" (the record ends after step {self.last}{of})"
+        tail = "" if self.open_step is None else f" (the record ends within step {self.open_step} of {self.planned})"
+        if not tail and self.last < self.planned:
+            tail = f" (the record ends after step {self.last} of {self.planned})"
         return f"{seen}: {self.difference or 'every decision identical'}{tail}"
 
 
@@ -384,7 +378,7 @@ def replay(folder: str | os.PathLike[str]) -> ReplayReport:
         raise RecordError(f"{path} does not exist; a record is written by a run with adaptive.record=true")
     events = _events(path)
     engine = _load_engine(folder, events)
-    report = ReplayReport(folder.name, planned=engine.facts.steps)
+    report = ReplayReport(folder.name, engine.facts.steps)
     step = 0
     for number, event in events:
         try:

@@ -290,7 +290,7 @@ class PilotCommit(PooledAllocator):
             "in_band_share": found / max(judged, 1e-12),  # recent
         }
         pilots, commits = self._rates.reshape(2, 2)
-        if pilots[1] and commits[1]:  # of a step without a commit there is no rate
+        if pilots[1]:  # of a step without a commit there is no rate
             self._logged |= {"pilot_rate": pilots[0] / pilots[1], "commit_rate": commits[0] / commits[1]}
         if self.can_hold:
             self._logged["expired_total"] = float(self._counts["expired"])

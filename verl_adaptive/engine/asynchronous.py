@@ -140,9 +140,9 @@ class AsyncEngine(Engine):
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
 
     def can_take(self, count: int) -> bool:
-        """Whether ``count`` groups are ready, one at least, and none in flight must be waited for."""
+        """Whether ``count`` groups are ready, one at least, and none in flight must be waited for; of a plan, whether all are back."""
         if self.policy.sampler.plans_steps:
-            return len(self.ready) > 0 and len(self.flight) == 0
+            return len(self.flight) == 0
         return len(self.ready) >= max(1, count) and not self._must_wait()
 
     @property
@@ -174,7 +174,7 @@ class AsyncEngine(Engine):
             closed = Closed.concat([*self._taken, self.ready, *self.tracker.closed])
             note, falls_back = self.tracker.resort(closed, self._own + have)
             if not have:
-                note = note or self.tracker.shortage(closed, self._own)
+                note = self.tracker.shortage(closed, self._own)
             if falls_back:  # every mini-step gets its part of what there is
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)

@@ -79,8 +79,6 @@ class GroupTracker:
         self.ledger.tokens.drop("lost", spoilt_tokens)
         known = np.isin(results.submission, self.open.submission)
         self._cut = results.submission[known & (results.lost > 0)]
-        if not known.any():
-            return results
         waiting = np.isin(self.open.submission, results.submission)
         joined = self.open.select(waiting).merge(results.select(known))
         self.open = self.open.select(~waiting)

@@ -337,8 +337,7 @@ class OrderedEngine(Engine):
                 requests = Requests.join([requests, more])
                 break
             # Nothing is in flight and all candidates are used up: prompts may come a second time, if nothing else is missing.
-            ended = self.prompt_source.ended or step.candidates_over
-            idle = not len(self.flight) and self._missing() > 0 and not ended
+            idle = not len(self.flight) and self._missing() > 0
             if not (idle and self.tracker.wants(step.submissions.amount(_KEPT))):
                 break
             if not step.candidates.new_lap(Groups.concat(step.holding).row):
@@ -348,13 +347,11 @@ class OrderedEngine(Engine):
     def _missing(self) -> int:
         """Candidates to send now: none while those in flight may be enough."""
         step = self._step
-        t, target = step.submissions, self._target
+        t = step.submissions
         if step.candidates_over:
             return 0
         if not self.config.refill:
             return step.behind  # what the step's request still lacks, for want of room under the cap
-        if math.isinf(target):
-            return 0
         if self.tracker.lenient:
             return max(0, min(self._most, self._end() - len(t)))
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)

@@ -104,9 +104,7 @@ class Closed:
     @classmethod
     def concat(cls, parts: Sequence[Closed]) -> Closed:
         """The groups of all parts, in the order given."""
-        parts = [p for p in parts if len(p)]
-        if not parts:
-            return Closed.of(Groups.empty(), "")
+        parts = [Closed.of(Groups.empty(), ""), *parts]
         joined = (np.concatenate([getattr(p, name) for p in parts]) for name in ("outcome", "trains", "zero_row"))
         return Closed(Groups.concat([p.groups for p in parts]), *joined)
 

@@ -114,8 +114,7 @@ class Greso(SizedSampler):
         easy, hard, total = (int(c) for c in self._counts)
         self._share = (easy / total, hard / total) if total else (0.0, 0.0)
         # A step that ends on the last prompt of a pass still belongs to that pass.
-        warm = progress.epoch > self.config.warmup_epochs or self.config.warmup_epochs == 0
-        if total and warm:
+        if total and progress.epoch > self.config.warmup_epochs:
             self.p_easy = self._moved(self.p_easy, self._share[0] >= self.config.target / 3)
             self.p_hard = self._moved(self.p_hard, self._share[1] >= 2 * self.config.target / 3)
         self._last_gate = self._gate.tolist()
