@@ -269,9 +269,8 @@ class Cero(Sampler):
         rechecked = 0
         if len(chosen):
             overdue = self._overdue(max(1, count // 8))
-            if len(overdue):
-                rechecked = int((~np.isin(overdue, chosen)).sum())
-                chosen = np.concatenate([overdue, chosen[~np.isin(chosen, overdue)]])[:count]
+            rechecked = int((~np.isin(overdue, chosen)).sum())
+            chosen = np.concatenate([overdue, chosen[~np.isin(chosen, overdue)]])[:count]
         units = np.full(len(chosen), self.n_max, dtype=np.int64)
         if len(chosen) == count:
             units[-1] = self.capacity - self.n_max * (count - 1)
