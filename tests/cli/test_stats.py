@@ -204,6 +204,7 @@ def test_colours_only_where_they_are_wanted(finished) -> None:
 def test_columns_are_listed(finished, tmp_path, call) -> None:
     listed = json.loads(call("stats", finished.folder, "--columns", "--json")[1])
     assert listed["pass_rate"].startswith("successes / rollouts") and all(listed.values()) and "flips" in listed
+    assert listed["visits"].startswith("finished groups")
     make_run(tmp_path, steps=2, sampler="retire", filter="informative")
     out = call("stats", tmp_path / "global_step_2", "--columns")[1]
     assert "pass_rate" in out and "retire.solved" in out and "change" in out
@@ -396,11 +397,12 @@ def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> N
     assert opened.prompts.table.col("streak").tolist() == ([1, 1] if used > 0.2 else [0, 0])
 
 
-def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path) -> None:
+def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path, monkeypatch) -> None:
     """Where the run said they are or, of a journal that was moved with them, around it."""
     make_run(tmp_path / "a", run_id="A", steps=4)
     (tmp_path / "a").rename(tmp_path / "moved")
-    assert open_run(tmp_path / "moved").retired == (3, 4)
+    monkeypatch.chdir(tmp_path / "moved")
+    assert open_run(tmp_path / "moved").retired == open_run("adaptive").retired == (3, 4)
     make_run(tmp_path / "b", run_id="B", journal=tmp_path / "moved" / "p" / "b", steps=3, snapshot=False)
     assert open_run(tmp_path / "moved" / "p" / "b").retired is None
 

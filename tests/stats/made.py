@@ -43,7 +43,7 @@ def journal_of(folder: Path, groups: Groups, keys: np.ndarray, *, source: str = 
         journal.commit_step(1, groups, keys, ["trained"] * count, {}, {}, sources=[source] * count, wall_time=1.7e9)
 
 
-def written(journal: Journal, seconds: float | None = None) -> bool:
+def written(journal: Journal, seconds: float = 30.0) -> bool:
     """Wait until everything is written, at most so long; whether it is."""
     try:
         journal._ask("written", lambda: None, seconds)

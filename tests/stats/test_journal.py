@@ -73,6 +73,7 @@ def test_the_table_is_replayed_bit_for_bit(tmp_path: Path) -> None:
 
 
 def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) -> None:
+    (tmp_path / "attempt-9-copy").mkdir()
     parent = None
     for after, steps in ((0, (1, 2, 3, 4)), (2, (3, 4, 5)), (4, (5,)), (3, (4, 5, 6))):
         with Journal(tmp_path) as writer:
@@ -416,6 +417,21 @@ def test_a_list_of_prompts_that_was_deleted_is_written_again(tmp_path: Path) -> 
         next(tmp_path.glob("prompts-*")).unlink()
         commit(writer, 2)
     assert steps_of(tmp_path) == [1, 2] and len(open_run(tmp_path).prompts) == len(KEYS)
+
+
+def test_a_step_that_cannot_be_written_is_missing_and_holds_up_nothing(tmp_path: Path) -> None:
+    with begun(tmp_path, 1) as writer:
+        about = tmp_path / "attempt-0" / "attempt.json"
+        whole = about.read_bytes()
+        next(tmp_path.glob("prompts-*")).unlink()  # so that a new attempt is begun
+        about.write_bytes(b"{}\n")
+        commit(writer, 2)
+        while not writer._lost:
+            time.sleep(0.01)
+        about.write_bytes(whole)
+        commit(writer, 3)
+    ((first, last, why),) = open_run(tmp_path).gaps()
+    assert steps_of(tmp_path) == [1, 3] and (first, last) == (2, 2) and "attempt.json is damaged" in why
 
 
 def test_a_data_source_that_was_corrected_is_read(tmp_path: Path) -> None:

@@ -141,7 +141,7 @@ class Journal:
             attempts_in(self.folder)  # a damaged one is refused now, and not once a model is loaded
             self._lock = _lock(self.folder)
 
-        self._ask("opened", open_it)
+        self._ask("opened", open_it, PATIENCE)
 
     def __enter__(self) -> Journal:
         return self
@@ -149,7 +149,7 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, what: str, work: Callable[[], _T], seconds: float | None = None) -> _T:
+    def _ask(self, what: str, work: Callable[[], _T], seconds: float) -> _T:
         """What ``work`` gives, in its turn in the thread that writes; JournalError if the disk refused, or does not answer."""
         answer: Future[_T] = Future()
 
@@ -160,7 +160,6 @@ class Journal:
             except BaseException as error:
                 answer.set_exception(error)
 
-        seconds = PATIENCE if seconds is None else seconds
         self._put(None, asked)
         try:
             return answer.result(0 if self._stopped else seconds)
@@ -205,12 +204,11 @@ class Journal:
             self._prompts = prompts
             self._begin(step, parent)
 
-        self._ask("begun", begin)
+        self._ask("begun", begin, PATIENCE)
 
     def _begin(self, step: int, parent: str | None) -> None:
         known = {said["id"]: said["attempt"] for said in attempts_in(self.folder) if isinstance(said.get("id"), str)}
-        there = [int(p.name[8:]) for p in self.folder.glob("attempt-*") if p.name[8:].isdigit()]
-        number = max(there, default=-1) + 1
+        number = max(attempt_folders(self.folder), default=-1) + 1
         folder = self.folder / f"attempt-{number}"
         folder.mkdir(parents=True)  # fails if another process was quicker
         self.attempt, self._ends = number, {_GROUPS: sys.maxsize}  # begun again where what follows fails
@@ -421,9 +419,7 @@ class Journal:
         if name not in self._files:
             self._files[name] = os.open(self._path(name), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
         descriptor, at, left = self._files[name], self._ends.get(name, 0), memoryview(data)
-        if os.fstat(descriptor).st_size > at:  # what an attempt that failed has left
-            os.ftruncate(descriptor, at)
-        while left:
+        while left:  # over what is there of the same data, if they could not be written the last time
             written = os.pwrite(descriptor, left, at)
             at, left = at + written, left[written:]
         os.fsync(descriptor)
@@ -534,6 +530,12 @@ def _size(path: Path) -> int:
         return -1
 
 
+def attempt_folders(folder: Path) -> dict[int, Path]:
+    """The folders ``attempt-N`` by number, oldest first; others, as of a copy that somebody made, are none."""
+    found = {int(p.name[8:]): p for p in folder.glob("attempt-*") if p.name[8:].isdecimal()}
+    return dict(sorted(found.items()))
+
+
 def attempts_in(folder: Path) -> list[dict[str, Any]]:
     """What each attempt says of itself, oldest first; one whose folder has only just been made is none yet.
 
@@ -541,22 +543,20 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
         JournalError: what is there is no attempt.
     """
     found = []
-    for path in folder.glob("attempt-*"):
-        if path.name[8:].isdigit():
-            try:
-                said = json.loads(unsealed(read_file(path / "attempt.json", 1 << 20)[:-1]))
-                numbers = [said["attempt"], said["after"], said["parent"]]
-                whole = all(type(x) is int for x in numbers if x is not None) and is_time(said.get("began", 0))
-                if numbers[0] != int(path.name[8:]) or not whole:
-                    raise ValueError(f"it says {numbers}")
-            except (FileNotFoundError, NotADirectoryError):
-                if (path / _STEPS).exists():
-                    raise JournalError(f"{path / 'attempt.json'} is gone, and the attempt has steps") from None
-                continue
-            except (ValueError, TypeError, LookupError, RecursionError) as error:
-                raise JournalError(f"{path / 'attempt.json'} is damaged: {error}") from error
-            found.append(said)
-    return sorted(found, key=lambda said: said["attempt"])
+    for number, path in attempt_folders(folder).items():
+        try:
+            said = json.loads(unsealed(read_file(path / "attempt.json", 1 << 20)[:-1]))
+            numbers = [said["attempt"], said["after"], said["parent"]]
+            if numbers[0] != number or not all(type(x) is int for x in numbers if x is not None):
+                raise ValueError(f"it says {numbers}")
+        except (FileNotFoundError, NotADirectoryError):
+            if (path / _STEPS).exists():
+                raise JournalError(f"{path / 'attempt.json'} is gone, and the attempt has steps") from None
+            continue
+        except (ValueError, TypeError, LookupError, RecursionError) as error:
+            raise JournalError(f"{path / 'attempt.json'} is damaged: {error}") from error
+        found.append(said)
+    return found
 
 
 def _busy(folder: Path, holder: str) -> JournalBusy:

@@ -32,7 +32,7 @@ from verl_adaptive.stats.dataset import Row, keys_of, rows_of
 from verl_adaptive.stats.dumps import DumpReader, Said, dump_files, said_of
 from verl_adaptive.stats.files import StoreError
 from verl_adaptive.stats.history import Flips, Window
-from verl_adaptive.stats.journal import is_time
+from verl_adaptive.stats.journal import attempt_folders, is_time
 from verl_adaptive.stats.keys import CONTENT, Identity
 from verl_adaptive.stats.reader import JournalReader
 from verl_adaptive.stats.results import read_results
@@ -254,8 +254,7 @@ class Run:
             self._journal.beside(rows_of(data, None, self.identity))
         elif not self.table.col("source").all():
             keys, sources = keys_of(data, self.identity)
-            known = np.flatnonzero(self.table.rows_for(keys, create=False) >= 0)
-            self.table.rows_for(keys[known], sources=[sources[i] for i in known])
+            self.table.rows_for(keys, create=False, sources=sources)
 
     def texts(self, wanted: set[str], *, data: str | None = None, rollouts: str | None = None) -> dict[str, Row]:
         """Texts of prompts by key in hex digits: from a data set, and from what verl wrote down of the rollouts.
@@ -420,7 +419,7 @@ def _in_folder(path: Path, prefer: str) -> tuple[Kind, str] | None:
 
 
 def _is_journal(folder: Path) -> bool:
-    return any(re.fullmatch(r"attempt-\d+", path.parent.name) for path in folder.glob("attempt-*/attempt.json"))
+    return any((path / "attempt.json").exists() for path in attempt_folders(folder).values())
 
 
 def _newest(root: Path) -> Path | None:
@@ -495,8 +494,6 @@ def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
 
 def _retired(folder: str, last_step: int, attempts: list[Any], table: StatsTable) -> tuple[int, int | None] | None:
     """A journal does not record what is retired; the newest snapshot of these attempts up to the last step does, and is marked."""
-    if not os.path.isdir(folder):
-        return None
     try:
         for _, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
             meta = read_manifest(path / FOLDER)["meta"]
