@@ -28,11 +28,10 @@ def fdr_score(chance: np.ndarray) -> np.ndarray:
     """
     out = np.zeros(len(chance))
     tested = np.flatnonzero(np.isfinite(chance))
-    if len(tested):
-        order = tested[np.argsort(-chance[tested], kind="stable")]
-        rank = np.arange(len(order), 0, -1)
-        rate = np.minimum.accumulate(np.maximum(chance[order], 1e-300) * len(order) / rank)
-        out[order] = np.maximum(0.0, -np.log10(rate)) + 0.0  # never -0
+    order = tested[np.argsort(-chance[tested], kind="stable")]
+    rank = np.arange(len(order), 0, -1)
+    rate = np.minimum.accumulate(np.maximum(chance[order], 1e-300) * len(order) / rank)
+    out[order] = np.maximum(0.0, -np.log10(rate)) + 0.0  # never -0
     return out
 
 

@@ -104,13 +104,11 @@ class DumpReader(JournalReader):
         self._written: dict[int, float] = {}
         groups: dict[tuple[int, bytes], list[tuple[float, str]]] = {}  # by step and key: scores and answers
         lost: Counter[tuple[int, bytes]] = Counter()  # as training counts them: a score that is no number is none
-        sources: dict[bytes, str] = {}
         files = dump_files(self.folder)
         sizes = np.cumsum([path.stat().st_size for path in files[::-1]])
         for path in files[-max(1, int((sizes <= most).sum())) :]:
             for where, row in _rollouts(path):
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
-                sources.setdefault(key, str(row.get("data_source") or ""))
                 self.rows.setdefault(key.hex(), Row(None, str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
                 if not math.isfinite(score):
@@ -124,7 +122,7 @@ class DumpReader(JournalReader):
             said = self.said.setdefault(key.hex(), Said())
             said.rollouts += len(values)
             said.wrong.update(answer for answer, won in zip(answers, right, strict=True) if won < SUCCESS)
-            row = {"attempt": 0, "step": step, "submission": place, "key": key, "source": sources[key]}
+            row = {"attempt": 0, "step": step, "submission": place, "key": key, "source": ""}
             row |= {"n": len(values), "successes": right.sum()}
             for name in ("signal", "reward"):
                 row |= {f"{name}_sum": values.sum(), f"{name}_sqsum": (values * values).sum()}
@@ -156,7 +154,7 @@ class DumpReader(JournalReader):
         rows = self._table.to_pylist()
         for row in rows:
             key = found[row["key"].hex()]
-            row |= {"key": bytes.fromhex(key), "source": row["source"] or self.rows[key].source}
+            row |= {"key": bytes.fromhex(key), "source": self.rows[key].source}
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
 
     def lines(self) -> list[dict[str, Any]]:
@@ -209,9 +207,9 @@ def _rollout(row: Mapping[str, Any], step: int, where: str) -> tuple[bytes, int,
     if missing := {"input", "score"} - set(row):
         raise StoreError(f"{where}: no {' and no '.join(sorted(missing))}; is it a dump of verl's rollouts?")
     score, step = row["score"], row.get("step", step)
-    if isinstance(score, bool) or not isinstance(score, int | float):
+    if type(score) not in (int, float):
         raise StoreError(f"{where}: score={score!r} is not a number")
-    if isinstance(step, bool) or not isinstance(step, int) or not 0 <= step < 2**31:
+    if type(step) is not int or not 0 <= step < 2**31:
         raise StoreError(f"{where}: step={step!r} is not a whole number")
     return prompt_key(None, row["input"], row.get("gts")), step, float(score)
 

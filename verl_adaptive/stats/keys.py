@@ -254,7 +254,7 @@ def _leaves(row: Mapping[str, Any], prefix: str = "", depth: int = 0) -> list[st
 
 def _stored_rows(rows: Iterable[Mapping[str, Any]], columns: set[str]) -> Iterator[Mapping[str, Any]]:
     """Rows as they are stored: a ``datasets.Dataset`` would decode every image on the way."""
-    if hasattr(rows, "with_format") and hasattr(rows, "select_columns") and hasattr(rows, "column_names"):
+    if hasattr(rows, "select_columns") and hasattr(rows, "column_names"):
         wanted = [name for name in rows.column_names if name in columns]
         for batch in rows.select_columns(wanted).with_format("arrow").iter(batch_size=1000):
             yield from batch.to_pylist()
@@ -387,7 +387,7 @@ def first_difference(
     again = np.flatnonzero(leader != np.arange(len(keys)))
     apart = {"data_source", identity.prompt_key, "raw_prompt", *identity.media.values()}
     columns = set(getattr(rows, "column_names", ())) - apart
-    if not len(again) or (hasattr(rows, "column_names") and not columns):
+    if not len(again):
         return None
     wanted = set(again.tolist()) | set(leader[again].tolist())
     seen: dict[int, dict[str, bytes]] = {}

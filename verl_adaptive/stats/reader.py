@@ -77,17 +77,15 @@ class JournalReader:
     @cached_property
     def live(self) -> list[_Stretch]:
         """The live line, oldest stretch first."""
-        known = {about["attempt"]: about for about in self.attempts}
         line: list[_Stretch] = []
-        here, cap = self.about, math.inf
-        while True:
-            line.append(_Stretch(here, self.folder / f"attempt-{here['attempt']}", here["after"], cap))
-            cap = min(cap, here["after"])
-            if here["parent"] is None:
-                return line[::-1]
-            if here["parent"] not in known or here["parent"] >= here["attempt"]:
-                raise JournalError(f"{self.folder}: attempt {here['attempt']} has no parent {here['parent']}")
-            here = known[here["parent"]]
+        wanted, cap = self.about["attempt"], math.inf
+        for here in reversed(self.attempts):
+            if here["attempt"] == wanted:
+                line.append(_Stretch(here, self.folder / f"attempt-{wanted}", here["after"], cap))
+                wanted, cap = here["parent"], min(cap, here["after"])
+        if wanted is not None:
+            raise JournalError(f"{self.folder}: attempt {line[-1].about['attempt']} has no parent {wanted}")
+        return line[::-1]
 
     def lines(self) -> list[dict[str, Any]]:
         """The steps of the live line: each line of ``steps.jsonl`` with its ``attempt``; ``ledger`` and ``scalars`` as text."""
@@ -241,9 +239,9 @@ def _whole(path: Path, tail: int | None = None) -> Iterator[bytes]:
 def _parsed(path: Path, lines: list[bytes]) -> list[dict[str, Any]]:
     try:
         found = json.loads(b"[" + b",".join(lines) + b"]")
-        if len(found) != len(lines) or not all(isinstance(one, dict) and type(one["step"]) is int for one in found):
+        if len(found) != len(lines) or not all(type(one["step"]) is int for one in found):
             raise ValueError("a line is no step")
-    except (ValueError, LookupError, RecursionError) as error:
+    except (ValueError, TypeError, LookupError, RecursionError) as error:
         raise JournalError(f"{path} is damaged: {error}") from error
     return found
 

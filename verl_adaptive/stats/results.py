@@ -52,11 +52,10 @@ _PRIOR = 8.0  # rollouts that an expectation counts for: half of them, κ = 4, w
 def _key(row: Mapping[str, Any], identity: Identity) -> bytes:
     value = row.get("key")
     if value is not None:
-        if isinstance(value, bytes) and len(value) == 16:
-            return value
-        if not re.fullmatch("[0-9a-fA-F]{32}", str(value)):
+        digits = value.hex() if isinstance(value, bytes) else str(value)
+        if not re.fullmatch("[0-9a-fA-F]{32}", digits):
             raise ValueError(f"not a prompt key (16 bytes, or 32 hex digits): {value!r}")
-        return bytes.fromhex(str(value))
+        return bytes.fromhex(digits)
     if identity.id_key is not None:
         found = _keys.dig(row, identity.id_key)
         if found is None:
@@ -105,12 +104,10 @@ def _outcome(row: Mapping[str, Any], success: Callable[[np.ndarray], np.ndarray]
         scores = np.atleast_1d(np.asarray(row["score"], dtype=np.float64))
     except (TypeError, ValueError):
         scores = np.zeros(0)
-    if scores.ndim != 1 or not len(scores) or not np.isfinite(scores).all():
-        raise ValueError(f"score={row['score']!r} is not a finite number or a list of them")
     with np.errstate(over="ignore"):
         squares = float((scores * scores).sum())
-    if not math.isfinite(squares):
-        raise ValueError(f"score={row['score']!r} is too large: its square is infinite")
+    if scores.ndim != 1 or not len(scores) or not math.isfinite(squares):
+        raise ValueError(f"score={row['score']!r} is not a finite number or a list of them, or too large to be squared")
     total = float(scores.sum())
     right, low, high = (float(value) for value in (success(scores).sum(), scores.min(), scores.max()))
     return float(len(scores)), right, total, squares, total, low, high

@@ -152,8 +152,6 @@ class Memory:
         """
         n = self.table.col("rollouts").astype(np.float64)
         rows = np.flatnonzero((n > 0) & (self.col("count") == 0) & np.isfinite(sums))
-        if not len(rows):
-            return
         mean = sums[rows] / n[rows]
         most = 1.0 / (1.0 - self.decay) if self.decay < 1 else np.inf
         weight = np.minimum(n[rows], most)

@@ -43,7 +43,7 @@ MANIFEST = "manifest.json"
 MARKER = "latest_checkpointed_iteration.txt"
 _OURS = re.compile(r"(prompts-\d{5}|state)-[0-9a-f]{16}\.(parquet|json)|manifest\.json")
 # Attached folders, and what TransferQueue leaves beside one when it is interrupted.
-_ATTACHED = re.compile(r"([a-z_]+)-[0-9a-f]{16}(\.tmp|\.old)?")
+_ATTACHED = re.compile(r"[a-z_]+-[0-9a-f]{16}(\.tmp|\.old)?")
 _PART_ROWS = 1 << 20
 _LARGEST_MANIFEST = 1 << 24  # bytes; one of a billion prompts has 200 KB
 
@@ -264,8 +264,7 @@ def attached(directory: str | os.PathLike[str], manifest: Mapping[str, Any], nam
     """
     directory = Path(directory)
     for folder, files in manifest.get("attached", {}).items():
-        match = _ATTACHED.fullmatch(folder)
-        if match is None or match[1] != name:
+        if not re.fullmatch(rf"{name}-[0-9a-f]{{16}}", folder):
             continue
         path, expected = directory / folder, _entries(directory, files)
         there = {p.relative_to(path).as_posix() for p in path.rglob("*") if not p.is_dir()}

@@ -28,7 +28,7 @@ _TERMS = 64
 
 
 def surprise(successes: np.ndarray, rollouts: np.ndarray, a: float, b: float) -> np.ndarray:
-    """``-log10 P(S <= successes)`` of the beta-binomial, float64 ``(k,)``; 0 where there are no rollouts.
+    """``-log10 P(S <= successes)`` of the beta-binomial, float64 ``(k,)``.
 
     Args:
         successes: whole numbers up to 64 (parts of a success are rounded up).
@@ -43,8 +43,6 @@ def surprise(successes: np.ndarray, rollouts: np.ndarray, a: float, b: float) ->
 
 def _tail(most: int, n: int, a: float, b: float) -> float:
     """``-log10`` of the beta-binomial's ``P(S <= most)``."""
-    if not n:
-        return 0.0
     lg = math.lgamma
     base = lg(a + b) - lg(a) - lg(b) - lg(a + b + n) + lg(n + 1)
     terms = [base - lg(k + 1) - lg(n - k + 1) + lg(a + k) + lg(b + n - k) for k in range(min(most, n) + 1)]

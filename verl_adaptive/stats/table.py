@@ -433,12 +433,8 @@ class StatsTable:
         if table.sources != described[0]["sources"]:
             raise ValueError("its data sources are not different names that begin with the unknown one")
         for name, (dtype, default) in described[0]["columns"].items():
-            column = Column(np.dtype(dtype), default).normal()
-            have = table._columns.get(name)
-            if have is None:
-                table._add_column(name, column)
-            elif not have.same(column):
-                raise ValueError(f"shared column {name} is {dtype}, expected {have.dtype}")
+            if name not in table._columns:
+                table._add_column(name, Column(np.dtype(dtype), default).normal())
         table._fill(pa.concat_tables(parts), described[0]["columns"])
         return table
 
@@ -455,7 +451,7 @@ class StatsTable:
             if values.dtype != self._columns[name].dtype:
                 raise ValueError(f"column {name} holds {values.dtype}, expected {self._columns[name].dtype}")
             self._data[name] = values
-        if len(self) and self.col("source").max() >= len(self.sources):
+        if self.col("source").max(initial=0) >= len(self.sources):
             raise ValueError("a prompt's data source has no name")
         if not _keys.sort_order(self.keys)[1].all():
             raise ValueError("a key occurs twice")
