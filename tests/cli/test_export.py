@@ -13,7 +13,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, last_ledger, make_run, write_dataset
 from verl_adaptive.commands import export
-from verl_adaptive.stats import StatsTable, dataset_keys, warm_start
+from verl_adaptive.stats import StatsTable, dataset_keys, open_run, warm_start
 from verl_adaptive.stats.atomic import TEMPORARY
 from verl_adaptive.stats.keys import Identity, key_hex
 from verl_adaptive.stats.prompts import DERIVED
@@ -63,6 +63,9 @@ def test_an_export_is_a_warm_start(tmp_path, call) -> None:
         assert table.col("successes").tolist() == engine.table.col("successes").tolist()
         for sums in ("reward_sum", "signal_sum", "signal_sqsum"):
             assert table.col(sums).tolist() == pytest.approx(engine.table.col(sums).tolist())
+        found = open_run(tmp_path / name).table
+        at = found.rows_for(engine.table.keys[rolled_out], create=False)
+        assert found.source_names(at) == engine.table.source_names(rolled_out)
 
 
 def test_observations_and_steps(finished, tmp_path, call) -> None:

@@ -27,7 +27,7 @@ from tests.interrupts import interrupted, program
 from tests.report.test_report import Page
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
-from verl_adaptive.stats import Journal, find_runs
+from verl_adaptive.stats import Journal, find_runs, reader
 from verl_adaptive.stats.journal import attempts_in
 from verl_adaptive.stats.keys import keys_array
 
@@ -335,9 +335,12 @@ def test_a_page_that_others_push_out_meanwhile_is_shown(tmp_path, monkeypatch) -
     asyncio.run(visit())
 
 
-def test_what_is_new_is_read_without_the_whole_journal(tmp_path) -> None:
+def test_what_is_new_is_read_without_the_whole_journal(tmp_path, monkeypatch) -> None:
     """Equal to what all of the steps say, across a resume."""
     make_run(tmp_path, steps=9, run_id="p/e", snapshot=False, plan={"adaptive/plan/steps": 50})
+    size = (tmp_path / "adaptive" / "attempt-0" / "steps.jsonl").stat().st_size
+    monkeypatch.setattr(reader, "_TAIL", size // 2)
+    assert [line["step"] for line in find_runs(str(tmp_path))[0][0].newest(2)] == [8, 9]
     with Journal(tmp_path / "adaptive", {"run": "p/e"}) as journal:
         journal.begin(4, parent=attempts_in(journal.folder)[-1]["id"])
     (run,), trouble = find_runs(str(tmp_path))

@@ -203,6 +203,8 @@ def test_a_well_sealed_manifest_of_nonsense(intact: Path, tmp_path: Path) -> Non
         with pytest.raises(SnapshotError) as caught:
             read_snapshot(tmp_path / "s")
         assert not set(OUTSIDE) & set(manifest.get("files", ())) or "it names a file" in str(caught.value)
+    for name in (*OUTSIDE, "others-0123456789abcdef"):
+        assert module.attached(tmp_path / "s", {"attached": {name: {}}}, "ours") is None
 
 
 @pytest.mark.parametrize("instead", ["nothing", "folder", "pipe", "endless"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import tracemalloc
 from typing import Any
@@ -282,6 +283,9 @@ def test_arrow_that_is_no_table_is_refused() -> None:
     other = StatsTable()
     with pytest.raises(ValueError, match="different statistics tables"):
         StatsTable.from_arrow(data, other.to_arrow())
+    nameless = json.loads(data.schema.metadata[b"verl_adaptive.table"]) | {"sources": [""]}
+    with pytest.raises(ValueError, match="data source has no name"):
+        StatsTable.from_arrow(data.replace_schema_metadata({b"verl_adaptive.table": json.dumps(nameless)}))
     position = data.schema.get_field_index("visits")
     with pytest.raises(ValueError, match="visits has missing values"):
         StatsTable.from_arrow(data.set_column(position, "visits", pa.nulls(100, pa.uint32())))
