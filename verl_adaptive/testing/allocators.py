@@ -10,8 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from verl_adaptive.groups import Groups
-from verl_adaptive.roles import CLOSE, HOLD, Allocator
-from verl_adaptive.roles.answers import most
+from verl_adaptive.roles import CLOSE, Allocator, answers
 from verl_adaptive.testing.components import PROMPTS, PartConformance, everything, pure, unchanged
 
 
@@ -31,19 +30,16 @@ class AllocatorConformance(PartConformance):
         """A step of ``batch`` prompts with this success rate; the answers of every review."""
         rows = rng.permutation(PROMPTS)[: self.facts.batch]
         progress = self.progress(step)
-        n = allocator.first(rows, None, progress)
-        limit = n + most(allocator, n, np.zeros(len(n), dtype=np.int64))
+        n = answers.first(allocator, rows, None, progress)
         rewards = [(rng.random(k) < rate).astype(float).tolist() for k in n]
         stage = [[0] * k for k in n]
         opened = np.arange(len(rows))
-        answers, closed = [], []
+        reviews, closed = [], []
         for _ in range(self.patience):
             groups = Groups.from_lists(
                 rows[opened], [rewards[i] for i in opened], stage=[stage[i] for i in opened], submission=opened.tolist()
             )
-            more = allocator.review(groups, progress)
-            assert more.shape == (len(opened),) and more.dtype == np.int64
-            assert (more >= (HOLD if allocator.can_hold else CLOSE)).all()
+            more = answers.more(allocator, "review", groups, progress)
             before = everything(allocator)
             for g in range(len(groups)):  # in an asynchronous trainer the counts are others each time
                 other = self.progress(step, kept=g, open=5 * g, planned=97 * g, round=g + 2)
@@ -52,12 +48,11 @@ class AllocatorConformance(PartConformance):
             assert everything(allocator) == before, (
                 "review changes something: how often it is asked depends on who is back"
             )
-            answers.append(more.tolist())
+            reviews.append(more.tolist())
             closed.append(groups.select(more == CLOSE))
             for i, k in zip(opened, more, strict=True):
                 rewards[i] += (rng.random(max(k, 0)) < rate).astype(float).tolist()
                 stage[i] += [max(stage[i]) + 1] * max(k, 0)
-                assert len(rewards[i]) <= limit[i], "a group asks for more than most() said: a cap would not hold"
             opened = opened[more > 0]
             if not len(opened):
                 break
@@ -65,19 +60,18 @@ class AllocatorConformance(PartConformance):
             raise AssertionError(f"groups still open after {self.patience} reviews")
         self.close(allocator, Groups.concat(closed).sorted(), step)
         allocator.end_step(progress)
-        return answers
+        return reviews
 
     # -- tests ----------------------------------------------------------------------------------------------
 
     def test_first_gives_every_prompt_rollouts(self) -> None:
         allocator = self.bound()
         for count in (0, 1, 7):
-            n = allocator.first(np.arange(count), None, self.progress())
-            assert n.shape == (count,) and n.dtype == np.int64 and (n >= 1).all()
+            n = answers.first(allocator, np.arange(count), None, self.progress())
             assert allocator.fixed_size(self.facts.n) in (None, *n.tolist()) or not count, "fixed_size is not first's"
 
     def test_review_of_nothing(self) -> None:
-        assert self.bound().review(Groups.empty(), self.progress(round=1)).shape == (0,)
+        answers.more(self.bound(), "review", Groups.empty(), self.progress(round=1))
 
     def test_every_group_comes_to_an_end(self) -> None:
         for rate in (0.0, 0.1, 0.5, 1.0):

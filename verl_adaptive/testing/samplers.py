@@ -23,7 +23,7 @@ from verl_adaptive.config import AdaptiveConfig, RunFacts
 from verl_adaptive.engine import Engine, Requests, StepResult, make_engine
 from verl_adaptive.groups import Groups
 from verl_adaptive.policy import Policy, find_part
-from verl_adaptive.roles import Pick
+from verl_adaptive.roles import answers
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
 from verl_adaptive.testing.components import LOST, SOURCES, PartConformance, flat, pure, sources_of, through_files
@@ -173,21 +173,16 @@ class SamplerConformance(PartConformance):
 
     def test_shapes(self) -> None:
         run = self._run()
-        sampler, table = run.engine.policy.sampler, run.engine.table
+        sampler, table, rows = run.engine.policy.sampler, run.engine.table, run.engine.pool
         progress = self.progress(1)
-        wanted = sampler.round_size(progress)
-        assert isinstance(int(wanted), int) and wanted > 0
-        rows = run.engine.pool
+        wanted = answers.amount(sampler, "round_size", progress)
+        assert wanted > 0
         if sampler.kind == "stream":
-            passed = sampler.admit(rows, np.arange(len(rows)), progress)
-            assert passed.dtype == bool and passed.shape == rows.shape
-            assert sampler.admit(rows[:0], np.arange(0), progress).shape == (0,)
+            answers.admit(sampler, rows, np.arange(len(rows)), progress)
+            answers.admit(sampler, rows[:0], np.arange(0), progress)
         else:
-            pick = sampler.pick(rows, wanted, progress)
-            assert isinstance(pick, Pick) and pick.rows.dtype == np.int64 and len(pick.rows)
-            assert len(np.unique(pick.rows)) == len(pick.rows) and np.isin(pick.rows, rows).all()
-            if pick.n is not None:
-                assert pick.n.shape == pick.rows.shape and (pick.n >= 1).all()
+            picked, _ = answers.pick(sampler, rows, wanted, progress)
+            assert len(picked) and np.isin(picked, rows).all()
         sampler.observe(Groups.empty(), progress)
         sampler.end_step(progress)
         assert len(table) == self.prompts
