@@ -36,7 +36,6 @@ class World(StaticWorld):
         p: success rate of every data-set position, shape ``(M,)``; tests may move it between steps.
         seed: seeds rewards and stream.
         failure: chance that a group fails (``failed`` set, some of its rollouts lost).
-        shuffle: the stream permutes the data set each epoch; False: data-set order.
     """
 
     def __init__(
@@ -45,10 +44,9 @@ class World(StaticWorld):
         seed: int = 0,
         *,
         failure: float = 0.0,
-        shuffle: bool = True,
     ) -> None:
         super().__init__(p, seed, tokens=25.0, failure=failure)
-        self.source = WorldPrompts(len(self.p), seed, shuffle)
+        self.source = WorldPrompts(len(self.p), seed)
 
 
 def make_engine(

@@ -102,7 +102,7 @@ def peer_of(size: int, batch: int, n: int) -> VerlFilter:
     table, config = StatsTable(), AdaptiveConfig()
     table.rows_for(number_keys(size))
     facts = RunFacts(batch, n, 1, size, 0)
-    return VerlFilter(build_policy(config), table, config, facts, np.arange(size), WorldPrompts(size, shuffle=False))
+    return VerlFilter(build_policy(config), table, config, facts, np.arange(size), WorldPrompts(size))
 
 
 @given(seed=st.integers(0, 10**6), share=st.floats(0.0, 0.9))

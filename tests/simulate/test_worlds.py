@@ -69,17 +69,16 @@ def test_a_failed_topup_leaves_its_group_what_it_has() -> None:
     assert "trained" in outcomes
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-def test_a_stream_goes_through_the_data_once_an_epoch_however_it_is_cut(shuffle) -> None:
-    whole = WorldPrompts(37, 4, shuffle).take(37 * 3)
+def test_a_stream_goes_through_the_data_once_an_epoch_however_it_is_cut() -> None:
+    whole = WorldPrompts(37, 4).take(37 * 3)
     for epoch in np.split(whole, 3):
         assert sorted(epoch) == list(range(37))
-    cut, rng = WorldPrompts(37, 4, shuffle), np.random.default_rng(0)
+    cut, rng = WorldPrompts(37, 4), np.random.default_rng(0)
     parts: list[int] = []
     while len(parts) < len(whole):
         parts += cut.take(int(min(rng.integers(1, 60), len(whole) - len(parts)))).tolist()
     assert parts == whole.tolist() and cut.position == len(whole)
-    resumed = WorldPrompts(37, 4, shuffle)
+    resumed = WorldPrompts(37, 4)
     resumed.position = 50
     assert resumed.take(20).tolist() == whole[50:70].tolist()
 

@@ -302,7 +302,7 @@ def _first_round(plan: RunPlan) -> int:
     keys["hi"], keys["lo"] = np.arange(prompts), 0
     table = StatsTable()
     facts = replace(plan.facts, prompts=prompts)
-    row_of, stream = table.rows_for(keys), WorldPrompts(prompts, shuffle=False)
+    row_of, stream = table.rows_for(keys), WorldPrompts(prompts)
     first = make_engine(plan.policy, table, plan.adaptive, facts, row_of, stream, async_facts=plan.async_facts).begin(1)
     return 0 if first is None else first.rollouts
 

@@ -146,8 +146,8 @@ class WorldPrompts:
         position: prompts given so far; all of its state.
     """
 
-    def __init__(self, size: int, seed: int = 0, shuffle: bool = True) -> None:
-        self.size, self.seed, self.shuffle, self.position = size, seed, shuffle, 0
+    def __init__(self, size: int, seed: int = 0) -> None:
+        self.size, self.seed, self.position = size, seed, 0
         self._epoch, self._order = -1, np.zeros(0, dtype=np.int64)
 
     def take(self, count: int) -> np.ndarray:
@@ -156,13 +156,9 @@ class WorldPrompts:
         while count > 0:
             epoch, at = divmod(self.position, self.size)
             if epoch != self._epoch:
-                self._epoch, self._order = epoch, self._permutation(epoch)
+                self._epoch = epoch
+                self._order = np.random.default_rng([self.seed, epoch]).permutation(self.size)
             parts.append(self._order[at : at + count])
             self.position += len(parts[-1])
             count -= len(parts[-1])
         return np.concatenate(parts) if parts else np.zeros(0, dtype=np.int64)
-
-    def _permutation(self, epoch: int) -> np.ndarray:
-        if not self.shuffle:
-            return np.arange(self.size)
-        return np.random.default_rng([self.seed, epoch]).permutation(self.size)
