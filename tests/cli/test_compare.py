@@ -314,6 +314,7 @@ def test_two_runs_are_compared_by_their_prompts(finished, tmp_path, call) -> Non
     assert found["verdict"].startswith("Latest pass rate of the prompts that both visited: A ")
     status, text, _ = call(*words)
     assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
+    assert "significantly better in B: " in text and "gains in B, most significant first" in text
 
 
 def test_how_long_a_run_of_one_step_took_is_not_known(tmp_path, call) -> None:
