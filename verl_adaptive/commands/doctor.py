@@ -295,12 +295,12 @@ class Examination:
 
         see, verl = "`verl-adaptive parts` lists presets, parts and options", _version("verl")
         command = self._must("command line", "correct the command line", lambda: composing.Command.parse(words))
-        program, instead = command.program, f"write python -m {guard.MAIN} instead"
-        if guard.PROGRAMS.get(program or guard.MAIN):
+        program, instead = command.program or guard.MAIN, f"write python -m {guard.MAIN} instead"
+        if guard.PROGRAMS.get(program):
             self.refuse("program", guard.unread({"adaptive": {}}, program), instead)
-        if program is not None and inspect.is_lacking(program):
+        if inspect.is_lacking(program):
             self.refuse("program", f"verl {verl} has no module {program}", instead)
-        if program is not None and program not in guard.PROGRAMS:
+        if program not in guard.PROGRAMS:
             self.refuse(
                 "program",
                 f"{program}: doctor knows python -m {guard.MAIN} alone, and cannot say whether this reads a preset",

@@ -26,10 +26,7 @@ class _Console(Console):
         raise BrokenPipeError
 
     def print(self, *objects: Any, **options: Any) -> None:
-        """As rich prints; without the blanks at the ends of lines, where no terminal needs them."""
-        if self.is_terminal:
-            super().print(*objects, **options)
-            return
+        """As rich prints, without the blanks at the ends of lines."""
         with self.capture() as captured:
             super().print(*objects, **options)
         self.file.write("".join(f"{line.rstrip(' ')}\n" for line in captured.get().splitlines()))

@@ -77,13 +77,13 @@ def rollouts_of(given: str | None, data: str | None, about: dict[str, object]) -
 
     AdaptiveError: what was named is no folder, or there is no data set to find prompts by.
     """
-    if given is not None and data is None:
+    if given is None:
+        own = about.get("rollouts")
+        return own if data is not None and isinstance(own, str) and os.path.isdir(own) else None
+    if data is None:
         raise UsageError(f"--rollouts {given} needs --data: rollouts are found by the prompts' texts and answers")
-    if given is not None and not os.path.isdir(given):
+    if not os.path.isdir(given):
         raise AdaptiveError(f"--rollouts {given} is not a folder; name the run's trainer.rollout_data_dir")
-    own = about.get("rollouts")
-    if given is None and data is not None and isinstance(own, str) and os.path.isdir(own):
-        return own
     return given
 
 

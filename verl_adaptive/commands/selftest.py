@@ -56,9 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from verl_adaptive.integration.selftest import runs, suite
 
-    presets = tuple(args.presets or ())
-    if presets == ("all",):
-        presets = suite.PRESETS
+    presets = suite.PRESETS if args.presets == ["all"] else tuple(args.presets or ())
     unknown = [name for name in presets if name not in suite.PRESETS]
     if unknown:
         raise UsageError(f"--presets {unknown[0]}: must be all, or among {', '.join(suite.PRESETS)}")

@@ -205,12 +205,7 @@ def _tasks(args: argparse.Namespace) -> list[Task]:
         try:
             check_task(task, size)
         except AdaptiveError as error:
-            if (
-                args.preset
-                or args.overrides
-                or task.preset in beside
-                or (isinstance(error, ConfigError) and error.key.startswith("--"))
-            ):
+            if args.preset or args.overrides or task.preset in beside:
                 raise
             note(f"left out: {error}")
             made = [t for t in made if t.preset != task.preset]
@@ -398,8 +393,6 @@ def _decimals(values: Iterable[float | None]) -> int:
 
 def _cell(entry: dict[str, Any], key: str, decimals: int) -> str:
     value, error = entry[key], entry.get(f"{key}_half")
-    if key == "preset":
-        return value
     # Where no trained group has variance, as with one rollout a prompt, there is no signal to speak of, nor the lack of it.
     if value is None or value != value or (key in ("signal", "efficiency_signal") and entry["signal"] == 0):
         return "-"

@@ -120,16 +120,11 @@ class LearningWorld(StaticWorld):
         return 1.0 / (1.0 + np.exp(-np.clip(x, -LIMIT, LIMIT)))
 
     def _own(self, index: np.ndarray | slice) -> np.ndarray:
-        if self.config.forget == 0:
-            return self.own[index]
         return self.own[index] * np.exp(-self.config.forget * (self.step - self.touched[index]))
 
     def learn(self, result: StepResult, advantage: np.ndarray, step: int) -> None:
         c, groups = self.config, result.groups
-        rows = int((result.trains | result.zero_row).sum())
-        if c.rate == c.spill == 0 or not rows:
-            self.step = step
-            return
+        rows = max(1, int((result.trains | result.zero_row).sum()))
         pull = advantage * (groups.success - np.repeat(self.rates(groups.index), groups.n))
         self.step = step  # from here on, what was learned before has faded by one more step
         moved = result.trained
