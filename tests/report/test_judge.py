@@ -22,7 +22,7 @@ from verl_adaptive.stats.state import decode_state, encode_state
 
 def take(judge: Judge, source, n, won, cut, rewards, jump: float = 0.0, step: int = 1):
     """A step; its metrics, and what was raised in words."""
-    home = np.repeat(np.arange(len(n)), n)
+    home, cut = np.repeat(np.arange(len(n)), n), np.full(len(n), np.nan) if cut is None else cut
     sums = (np.bincount(home, value, minlength=len(n)) for value in (rewards, rewards * rewards))
     found = judge.step(step, source, n, won, cut, *sums, jump=jump, rewards=rewards)
     return judge.metrics(), [str(one) for one in found]
@@ -111,7 +111,7 @@ def test_blocks_of_other_prompts_are_no_jump(rollouts, n) -> None:
         alarms, count = Judge(AlarmConfig(rollouts=rollouts), ["a"], np.array([1000])), 0
         for step in range(steps):
             won = draw.binomial(n, draw.beta(0.3, 0.3, size) * works(step)).astype(float)
-            alarms.step(step, np.zeros(size, int), np.full(size, n), won, None, won, won)
+            alarms.step(step, np.zeros(size, int), np.full(size, n), won, won * np.nan, won, won)
             count += int(alarms.metrics()["adaptive/alarm/jumped"])
         return count
 
@@ -289,7 +289,7 @@ def test_the_first_success_ends_what_is_said_of_dead_sources() -> None:
     judge = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
     drive(judge, 100, [0.5, 0.0], [4, 2])
     won = np.array([4.0, 1.0])
-    judge.step(100, np.arange(2), np.full(2, 8), won, None, won, won)
+    judge.step(100, np.arange(2), np.full(2, 8), won, won * np.nan, won, won)
     assert judge.metrics()["adaptive/alarm/dead_share"] == 0
     assert not any("without a success" in str(found) for found in judge.standing())
 
@@ -300,7 +300,7 @@ def validations(judge: Judge, accuracies: list[float], rewards: list[float], pro
     for at, (accuracy, rate) in enumerate(zip(accuracies, rewards, strict=True), 1):
         for _ in range(50):
             won = draw.binomial(8, rate, 8).astype(float)
-            judge.step(50 * at, np.zeros(8, dtype=int), np.full(8, 8), won, None, won, won)
+            judge.step(50 * at, np.zeros(8, dtype=int), np.full(8, 8), won, won * np.nan, won, won)
         metrics = {"val-core/math/acc/mean@1": accuracy, "val-aux/math/acc/std@1": 0.4}
         said += [str(found) for found in judge.validated(50 * at, metrics, {"math": prompts})]
         # of several measurements of a step the first one counts
@@ -345,7 +345,7 @@ def test_noise_is_no_fall(kind, count) -> None:
         for step in range(count):
             won = draw.binomial(8, 0.3 + 0.4 * step / count, 64).astype(float)
             total = won + low * (8 - won)
-            judge.step(step, np.zeros(64, int), np.full(64, 8), won, None, total, won + low * low * (8 - won))
+            judge.step(step, np.zeros(64, int), np.full(64, 8), won, won * np.nan, total, won + low * low * (8 - won))
             value = draw.binomial(1, rate).mean()
             falls += len(judge.validated(step, {name: value + low * (1 - value)}, {"m": 200}))
         said += falls > 0
@@ -374,7 +374,7 @@ def test_a_reward_that_falls_is_said() -> None:
     judge = Judge(AlarmConfig(), ["m"], np.array([100]))
     for step, value in enumerate((0.1, 0.3, -0.3)):
         won = np.full(64, 2.0 + step)
-        judge.step(step, np.zeros(64, int), np.full(64, 8), won, None, 2 * won - 8, np.full(64, 8.0))
+        judge.step(step, np.zeros(64, int), np.full(64, 8), won, won * np.nan, 2 * won - 8, np.full(64, 8.0))
         judge.validated(step, {"val-core/m/reward/mean@1": value}, {"m": 200})
     assert judge.fell is not None and "fell by 0.600" in judge.fell.what
 
@@ -394,6 +394,7 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     with Journal(tmp_path / "adaptive", meta=meta) as journal:
         journal.begin(0, table.keys, [row["data_source"] for row in rows])
         for step in range(1, 61):
+            world.p[1::3] = 0.5 if step <= 40 else 0.9
             groups = (result := run_step(engine, world, step)).groups
             scalars = engine.policy.metrics()
             names = table.source_names(groups.row)
@@ -412,6 +413,7 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     hearing = hear(open_run(tmp_path))
     assert hearing.raised == raised and any("dead: not one success" in str(found) for found in raised)
     assert any("without a success since the run began" in str(found) for found in raised)
+    assert any("Validation of fine fell" in str(found) for found in raised)
     assert hearing.judge.standing() == judge.standing() and hearing.judge.metrics() == judge.metrics()
 
 

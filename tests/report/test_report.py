@@ -550,13 +550,13 @@ def test_a_forecast_goes_on_as_of_late(tmp_path) -> None:
     make_run(tmp_path, steps=40, snapshot=False, plan={"adaptive/plan/steps": 100})
     opened = open_run(tmp_path)
     made = collect(opened)
-    end = forecast(made.history, made.facts)
+    end = forecast(made.history)
     assert (end.left, end.by, end.steps) == (60, "steps", 100) and end.pace == pytest.approx(60)
     assert end.hours_left == pytest.approx(1.0)
     late = np.diff(made.history.generated)[-8:].mean()
     assert end.per_step == pytest.approx(late)
     made.history.plan["rollouts"] = made.history.generated[-1] + 3 * late
-    assert (forecast(made.history, made.facts).left, forecast(made.history, made.facts).by) == (3, "rollouts")
+    assert (forecast(made.history).left, forecast(made.history).by) == (3, "rollouts")
 
 
 def test_neighbouring_ticks_have_different_words() -> None:
@@ -624,10 +624,10 @@ def test_a_forecast_counts_the_steps_that_the_journal_lacks(tmp_path, lost) -> N
     """Steps that were given up made the next one last as long as all of them, or generate as much as the run."""
     make_run(tmp_path, steps=40, snapshot=False, plan={"adaptive/plan/steps": 100})
     made = collect(open_run(tmp_path))
-    whole = forecast(made.history, made.facts)
+    whole = forecast(made.history)
     without_steps(tmp_path, *lost)
     made = collect(open_run(tmp_path))
-    end = forecast(made.history, made.facts)
+    end = forecast(made.history)
     assert (end.per_step, end.rollouts) == pytest.approx((whole.per_step, whole.rollouts), rel=0.25)
     assert math.isnan(end.pace) if lost[0] == 1 else end.pace == pytest.approx(60)
 

@@ -245,11 +245,10 @@ class Forecast:
     by: str
 
 
-def forecast(history: History, facts: dict[str, Any]) -> Forecast | None:
+def forecast(history: History) -> Forecast | None:
     """From the latest fifth of the run; None if the run never said what it plans, or has hardly begun."""
-    done, generated = facts.get("last_step"), history.generated
-    plan = history.plan
-    if not plan or done is None or not np.isfinite(generated).all():
+    plan, done, generated = history.plan, int(history.step[-1]), history.generated
+    if not plan or not np.isfinite(generated).all():
         return None
     # the account has the steps that the journal lacks, too
     so_far, at = np.append(0.0, generated), np.append(0, history.step)

@@ -59,11 +59,11 @@ def _said(ticks: Sequence[float], percent: bool = False) -> list[str]:
     return [short(value, digits) + "%" * percent for value in values]
 
 
-def _ticks(low: float, high: float, count: int = 5) -> list[float]:
+def _ticks(low: float, high: float) -> list[float]:
     """Round numbers from ``low`` to ``high``."""
     if not high > low:
         return [low]
-    raw = (high - low) / max(1, count - 1)
+    raw = (high - low) / 4
     power = 10.0 ** math.floor(math.log10(raw))
     step = next(m * power for m in (1, 2, 2.5, 5, 10) if m * power >= raw * (1 - 1e-9))
     first = math.ceil(low / step - 1e-9) * step
@@ -164,18 +164,18 @@ def stacked(
 
     Args:
         title: for those who cannot see it.
-        x: float ``(n,)``, ascending.
+        x: float ``(n,)``, ascending, one at least.
         series: what to stack, lowest first; those that are zero throughout are left out.
         labels: of the axes.
         percent: the y axis is a share.
     """
     shown = [s for s in series if np.nansum(s.values) > 0]
-    total = np.sum([np.nan_to_num(s.values) for s in shown], axis=0) if shown else np.zeros(len(x))
+    total = np.sum([np.zeros(len(x)), *(np.nan_to_num(s.values) for s in shown)], axis=0)
     if len(x) == 1:  # one point has no area
         x, total = np.array([x[0] - 0.5, x[0] + 0.5]), np.repeat(total, 2)
         shown = [Series(s.name, np.repeat(s.values, 2), s.color) for s in shown]
-    top = 1.0 if percent else _round_range(0.0, float(total.max(initial=0.0)) or 1.0)[1]
-    canvas = _Canvas(title, (float(x[0]), float(x[-1])) if len(x) else (0.0, 1.0), (0.0, top), labels)
+    top = 1.0 if percent else _round_range(0.0, float(total.max()) or 1.0)[1]
+    canvas = _Canvas(title, (float(x[0]), float(x[-1])), (0.0, top), labels)
     below = np.zeros(len(x))
     for s in shown:
         above = below + np.nan_to_num(s.values)
@@ -212,10 +212,8 @@ def lines(
     low, high = (float(values.min()), float(values.max())) if len(values) else (0.0, 1.0)
     if from_zero:
         low, high = min(low, 0.0), max(high, 0.0)
-    if high <= low and from_zero:  # nothing but zeros, and below zero there is nothing
-        low, high = 0.0, 1.0
-    elif high <= low:
-        low, high = low - 0.5, high + 0.5
+    if high <= low:  # below nothing but zeros there is nothing
+        low, high = (0.0, 1.0) if from_zero else (low - 0.5, high + 0.5)
     low, high = _round_range(low, high)
     ends = np.concatenate([np.zeros(0), x, *xs])
     ends = ends[np.isfinite(ends)]
@@ -251,8 +249,8 @@ def spark(values: Sequence[float]) -> str:
 
 def bars(title: str, names: Sequence[str], values: Sequence[float], labels: tuple[str, str], color: str) -> Markup:
     """Upright bars with their numbers above."""
-    top = max([float(v) for v in values], default=0.0) or 1.0
-    canvas = _Canvas(title, (0.0, float(max(1, len(names)))), (0.0, top * 1.08), labels)
+    top = float(max(values)) or 1.0
+    canvas = _Canvas(title, (0.0, float(len(names))), (0.0, top * 1.08), labels)
     canvas.axes([(i + 0.5, name) for i, name in enumerate(names)])
     for i, (name, value) in enumerate(zip(names, values, strict=True)):
         left, right, y = canvas.px(i + 0.1), canvas.px(i + 0.9), canvas.py(float(value))
@@ -270,16 +268,16 @@ def heatmap(
     Args:
         title: for those who cannot see it.
         columns, rows: names, left to right and bottom to top.
-        share: float ``(rows, columns)`` in [0, 1]; nan is left empty.
+        share: float ``(rows, columns)`` in [0, 1], not zero throughout; nan is left empty.
         labels: of the axes.
     """
-    canvas = _Canvas(title, (0.0, float(max(1, len(columns)))), (0.0, float(max(1, len(rows)))), labels)
-    most = float(np.nanmax(share)) if np.isfinite(share).any() else 1.0
+    canvas = _Canvas(title, (0.0, float(len(columns))), (0.0, float(len(rows))), labels)
+    most = float(np.nanmax(share))
     size = {"width": canvas.px(1) - canvas.px(0) - 1, "height": canvas.py(0) - canvas.py(1) - 1}
     for (r, row), (c, column) in itertools.product(enumerate(rows), enumerate(columns)):
         if math.isfinite(share[r, c]):
             place: dict[str, Any] = {"x": canvas.px(c) + 0.5, "y": canvas.py(r + 1) + 0.5, **size}
-            shade = f"{0.04 + 0.96 * share[r, c] / (most or 1.0):.3f}"
+            shade = f"{0.04 + 0.96 * share[r, c] / most:.3f}"
             told = f"{column}, {row}: {share[r, c]:.1%}"
             canvas.add("rect", told=told, **place, fill="var(--c1)", fill_opacity=shade)
     for r, row in enumerate(rows):

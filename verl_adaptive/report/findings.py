@@ -140,11 +140,9 @@ def _waste(history: History) -> list[Finding]:
     late = max(1, len(history.step) // 4)
     amounts = {name: float(values[-late:].sum()) for name, values in history.rollouts.items()}
     whole = sum(amounts.values())
-    lost = {name: amount for name, amount in amounts.items() if name != "trained" and amount > 0}
-    if not whole or not lost:
-        return []
-    name = max(lost, key=lambda reason: lost[reason])
-    if lost[name] < 0.5 * whole:
+    lost = {name: amount for name, amount in amounts.items() if name != "trained"}
+    name, most = max(lost.items(), key=lambda item: item[1], default=("", 0.0))
+    if most <= 0.5 * whole:
         return []
     if name.removeprefix("dropped: ") not in _FLAT:
         why = "docs/metrics.md#reasons says what it means."
@@ -159,4 +157,4 @@ def _waste(history: History) -> list[Finding]:
             "+adaptive=solo needs no informative groups; +adaptive=greso skips such prompts once it has met them, and a filtered "
             "data set (verl-adaptive export --data) leaves them out."
         )
-    return [Finding(False, f"{lost[name] / whole:.0%} of the latest rollouts went to “{name}”", why)]
+    return [Finding(False, f"{most / whole:.0%} of the latest rollouts went to “{name}”", why)]

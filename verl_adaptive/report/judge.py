@@ -260,7 +260,7 @@ class Judge:
         source: np.ndarray,
         n: np.ndarray,
         successes: np.ndarray,
-        cut: np.ndarray | None,
+        cut: np.ndarray,
         reward: np.ndarray,
         square: np.ndarray,
         *,
@@ -273,7 +273,7 @@ class Judge:
             step: the training step.
             source: int ``(G,)``, positions in ``names``.
             n, successes: ``(G,)``, rollouts and evidence of success.
-            cut: ``(G,)``, rollouts as long as the limit; None or nan: not known.
+            cut: ``(G,)``, rollouts as long as the limit; nan: not known.
             reward, square: ``(G,)``, sums of their training rewards and of the squares.
             jump: how far they are from what was expected, in scales; 0: not known.
             rewards: ``(R,)``, the rewards themselves, group after group, where they are at hand.
@@ -281,7 +281,6 @@ class Judge:
         Returns:
             What was raised now.
         """
-        cut = np.full(len(n), np.nan) if cut is None else cut
         counted = np.where(np.isfinite(cut), n, 0), np.nan_to_num(cut)
         squares = successes * successes, successes * n, np.asarray(n, dtype=np.float64) ** 2
         rows = (n, successes, *counted, reward, square, *squares)
@@ -323,12 +322,8 @@ class Judge:
         self._block[:, full] = 0.0
 
     def _judge_shares(self) -> None:
-        if len(self.names) < 2:
-            return
         got, expected, everybody = self._wait
         due = (everybody >= self._many) & (expected >= _EXPECTED)  # a small source waits longer for its turn
-        if not due.any():
-            return
         with np.errstate(all="ignore"):
             rate = self._all[1] / self._all[0]
         needless = ((rate >= SOLVED) & ~self._on["all_succeed"]) | self._on["never_solved"]
@@ -393,7 +388,7 @@ class Judge:
         """Take what verl's validation measured after ``step``; arguments and result as of ``Journal.commit_validation``."""
         if self._validations and self._validations[-1]["step"] >= step:
             return []  # of several measurements of a step the first one counts
-        known = {n: v for n, v in numbers(metrics).items() if n.startswith("val-")}
+        known = numbers(metrics)
         known = {n: v for n, v in known.items() if n.startswith("val-core/")} or known
         known = {n: v for n, v in known.items() if "/mean@" in n} or known  # of the others nothing is looked at again
         self._validations.append({"step": step, "metrics": known, "prompts": dict(prompts)})

@@ -11,7 +11,7 @@ import numpy as np
 
 #: Curves in one picture.
 CURVES = 8
-_NAME = re.compile(r"val-(core|aux)/(.+)/([^/]+)/((?:mean|best|maj|worst|std)@\d+(?:/\w+)?)")
+_NAME = re.compile(r"val-(core|aux)/(.+)/([^/]+)/((?:mean|best|maj|worst)@\d+(?:/mean)?)")  # spreads are no accuracy
 
 
 @dataclass
@@ -74,7 +74,7 @@ def curves(validations: Sequence[dict[str, Any]]) -> dict[str, list[Curve]]:
     for at, one in enumerate(validations):
         for name, value in one["metrics"].items():
             match = _NAME.fullmatch(name)
-            if match and "std@" not in match[4] and not match[4].endswith("/std"):  # spreads are no accuracy
+            if match:
                 found.setdefault((match[1], f"{match[3]}/{match[4]}", match[2]), []).append((at, float(value)))
     section = "core" if any(kind == "core" for kind, _, _ in found) else "aux"
     prompts: dict[str, int] = next((one["prompts"] for one in reversed(validations) if one["prompts"]), {})

@@ -21,7 +21,7 @@ _SOURCES = 100
 def render(collected: Collected, *, live: Live | None = None) -> str:
     """The page, under the run's name; ``live`` is for one that a server shows and refreshes."""
     facts, history = collected.facts, collected.history
-    end = None if history is None else forecast(history, facts)
+    end = None if history is None else forecast(history)
     return fill(
         "report.html.j2",
         title=clean(facts.get("run") or facts["store"]),
