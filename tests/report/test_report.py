@@ -29,7 +29,7 @@ from verl_adaptive.report.figures import Series
 from verl_adaptive.report.findings import _failures, _moves, _waste
 from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _commands, render
-from verl_adaptive.report.pictures import learning, pictures
+from verl_adaptive.report.pictures import _fate, learning, pictures
 from verl_adaptive.stats import Journal, StatsTable, open_run
 from verl_adaptive.stats.dataset import Row
 from verl_adaptive.stats.dumps import answer_in, said_of
@@ -377,6 +377,14 @@ def test_areas_stack() -> None:
     lower, upper = polygons
     assert lower[:3] == upper[3:][::-1]  # the upper area stands on the lower one
     assert len({y for _, y in upper[:3]}) == 1  # 1+3 = 2+2 = 3+1
+
+
+def test_reasons_are_drawn_however_many_there_are() -> None:
+    """Filters name their own, and the page of a run with more than 21 ended in a traceback."""
+    rollouts = {f"dropped: reason {i}": np.ones(3) for i in range(30)}
+    step, one = np.arange(3), np.ones(3)
+    chart = _fate(SimpleNamespace(rollouts=rollouts, steps=one, step=step, sums={"judged": one[:, None]}))
+    assert chart.count("<polygon") == 30
 
 
 def test_ticks_are_round_and_inside() -> None:

@@ -152,7 +152,7 @@ def _prompts(facts: dict[str, Any], single: bool) -> list[Picture]:
 
 def _fate(history: History) -> Any:
     names = sorted(history.rollouts, key=lambda name: (name != "trained", name))
-    dropped = iter([f"var(--c{i})" for i in (2, 4, 7, 5, 8, 6, 3)] * 3)
+    dropped = itertools.cycle(f"var(--c{i})" for i in (2, 4, 7, 5, 8, 6, 3))
     colors = {name: "var(--c1)" if name == "trained" else next(dropped) for name in names}
     steps, wide = history.steps.astype(np.float64), width_of(history)
     series = [Series(name, smooth(history.rollouts[name] / steps, steps, wide), colors[name]) for name in names]
