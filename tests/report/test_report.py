@@ -311,6 +311,7 @@ def test_many_sources_and_long_texts_stay_bounded(tmp_path) -> None:
     data = write_dataset(tmp_path / "d.parquet", rows)
     page = page_of(tmp_path / "run", tmp_path, "--data", data, "--tries", 1)
     assert len(page) < 700_000 and "100 of 130, by rollouts" in page
+    assert page.split('id="sources"')[1].split("</table>")[0].count('<td class="l wrap">source ') == 100
 
 
 def test_every_source_says_when_it_was_solved_first(tmp_path) -> None:
@@ -497,11 +498,27 @@ def test_a_source_has_one_colour_on_the_page(tmp_path) -> None:
     assert first["held out"] not in (first["math"], first["gsm8k"])
 
 
+def test_a_chart_is_there_where_there_is_something_to_draw(tmp_path) -> None:
+    make_run(tmp_path, steps=3, snapshot=False)
+    made = collect(open_run(tmp_path))
+
+    def drawn() -> set[str]:
+        return {h for found in (*pictures(made).values(), learning(made)[0][2]) for h, *_ in found}
+
+    assert {"Exploration", "Pass rate by data source"} <= drawn()
+    assert not {"Answers cut at the limit", "Training pass rate"} & drawn()  # not known; that of the rewards
+    made.history.sums["reward"] *= 2
+    assert "Training pass rate" in drawn()
+
+
 def test_a_mean_over_sources_is_of_the_same_validations() -> None:
     """Other validation files from step 10 on: both sources have two points, of different steps, and no mean."""
-    early, late = ({f"val-core/{name}/acc/mean@1": 0.5} for name in ("gsm8k", "math"))
+    early, late = (
+        {f"val-core/{name}/acc/{way}": 0.5 for way in ("mean@4", "std@4", "best@4/std")} for name in ("gsm8k", "math")
+    )
     found = curves([{"metrics": m, "prompts": {}} for m in (early, early, late, late)])
-    assert [c.name for c in found["acc/mean@1"]] == ["math", "gsm8k"]  # last: what stands for the run
+    assert [c.name for c in found.pop("acc/mean@4")] == ["math", "gsm8k"]  # last: what stands for the run
+    assert not found  # spreads are no accuracy
 
 
 def test_a_reward_that_wavers_is_not_below_its_best(tmp_path) -> None:
@@ -544,6 +561,8 @@ def test_advice_on_failures_is_no_sampler() -> None:
     )
     (finding,) = _waste(history)
     assert "failed" in finding.what and "greso" not in finding.why and "docs/metrics.md" in finding.why
+    history.rollouts["trained"] *= 4
+    assert _waste(history) == []
 
 
 @pytest.mark.parametrize(("failed", "said"), [(0, ""), (1, ""), (5, "20% of the latest groups failed")])
