@@ -40,6 +40,7 @@ from verl_adaptive.groups import PER_GROUP, PER_ROLLOUT, Groups
 from verl_adaptive.ledger import Ledger
 from verl_adaptive.policy import build_policy
 from verl_adaptive.stats import read_snapshot, write_snapshot
+from verl_adaptive.stats.journal import attempt_folders
 from verl_adaptive.stats.snapshot import MANIFEST
 from verl_adaptive.text import counted
 
@@ -72,8 +73,8 @@ class Recorder(Listener):
     """
 
     def __init__(self, root: str | os.PathLike[str], engine: Engine) -> None:
-        earlier = attempts(root)  # of which somebody may have removed some
-        self.folder = Path(root) / f"attempt-{_number(earlier[-1]) + 1 if earlier else 0}"
+        # somebody may have removed earlier ones
+        self.folder = Path(root) / f"attempt-{max(attempt_folders(Path(root)), default=-1) + 1}"
         self._step: int | None = None
         self._file: BinaryIO | None = None
         policy, async_facts = engine.policy, engine.async_facts if isinstance(engine, AsyncEngine) else None
@@ -222,12 +223,7 @@ _STRANGE = (ValueError, LookupError, TypeError, AttributeError, OverflowError, R
 
 def attempts(root: str | os.PathLike[str]) -> list[Path]:
     """The attempts of a record, oldest first; empty if there are none."""
-    found = [p for p in Path(root).glob("attempt-*") if p.name.removeprefix("attempt-").isdecimal()]
-    return sorted(found, key=_number)
-
-
-def _number(attempt: Path) -> int:
-    return int(attempt.name.removeprefix("attempt-"))
+    return list(attempt_folders(Path(root)).values())
 
 
 def results_of(event: dict[str, Any]) -> Groups:
