@@ -82,16 +82,25 @@ def saved(run_store, engine, root, step, model=True) -> Path:
     return folder / "adaptive"
 
 
-@pytest.mark.parametrize("option", ["trainer.max_actor_ckpt_to_keep=1", "+trainer.remove_previous_ckpt_in_save=true"])
-def test_snapshots_go_with_the_checkpoints_that_verl_removes(tmp_path, option):
+@pytest.mark.parametrize(
+    ("option", "stays"),
+    [
+        ("trainer.max_actor_ckpt_to_keep=1", False),
+        ("+trainer.remove_previous_ckpt_in_save=true", False),
+        ("trainer.max_actor_ckpt_to_keep=null", True),  # somebody else removed the model
+    ],
+)
+def test_snapshots_go_with_the_checkpoints_that_verl_removes(tmp_path, option, stays):
     run_store, engine = run_store_of(tmp_path, option)
     first = saved(run_store, engine, tmp_path, 1)
     run_store.prune(str(tmp_path))
     assert first.exists()
     second = saved(run_store, engine, tmp_path, 2)
+    run_store.prune(str(tmp_path))
+    assert first.exists()
     (tmp_path / "global_step_1" / "actor").rmdir()  # verl keeps the newest only
     run_store.prune(str(tmp_path))
-    assert not first.exists()
+    assert first.exists() is stays
     assert read_snapshot(second)[2]["meta"]["step"] == 2
 
 

@@ -178,7 +178,7 @@ def plan(
 
     members = [np.flatnonzero((chunk == c) & trains) for c in range(chunks)]
     zero_row_tokens = np.array([int(loss_tokens[(chunk == c) & ~trains].sum()) for c in range(chunks)], dtype=np.int64)
-    minibatches = {"actor": updates, "critic": critic_updates or 1, "none": 1}
+    minibatches = {"actor": updates, "critic": critic_updates, "none": 1}
     cuts = [(p, minibatches[p.minibatches]) for p in passes]
     rows = _rows_per_chunk(max(len(m) for m in members) + spare * ranks, ranks, chunks, cuts)
 

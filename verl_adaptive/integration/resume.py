@@ -72,7 +72,7 @@ def _refuse_other_run(plan: RunPlan, attempt: str | None) -> None:
         return
     known = attempts_in(Path(place.folder))
     other = known[-1].get("checkpoints") if known else None
-    if other and other != place.checkpoints and (attempt is None or attempt not in [said.get("id") for said in known]):
+    if other and other != place.checkpoints and attempt not in [said.get("id") for said in known]:
         raise AdaptiveError(
             f"{place.folder} is the journal of a run with its checkpoints in {other}; this one would take its place. Give "
             "this run its own trainer.experiment_name, or another adaptive.store.dir"

@@ -143,7 +143,7 @@ class RunStore:
                 "signal": self.adaptive.signal,
                 "seed": self.adaptive.seed,
                 "alarms": asdict(self.adaptive.alarms),
-                "rollouts": os.path.abspath(dumps) if isinstance(dumps, str) and "://" not in dumps else None,
+                "rollouts": os.path.abspath(dumps) if dumps else None,
             },
         )
 
@@ -165,7 +165,7 @@ class RunStore:
         """Training goes on after ``step``; in the journal a new attempt begins, without what lies beyond it."""
         if self.journal is not None:
             first = np.unique(self.row_of, return_index=True)[1]
-            sources = [str(self.sources[i] or "") for i in first.tolist()]
+            sources = [self.sources[i] for i in first.tolist()]
             self.journal.begin(step, self.keys[first], sources, parent=self._attempt)
 
     def commit(self, step: int, result: StepResult, engine: Engine) -> None:
