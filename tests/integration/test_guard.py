@@ -124,6 +124,7 @@ def test_what_a_file_of_the_users_says_is_refused_too(chosen, more, word, plugin
 @pytest.mark.parametrize(
     ("word", "says"),
     [
+        *((f"+adaptve.{word}", "did you mean +adaptive=solo?") for word in ("name=solo", "solo=1")),
         ("+adaptve.seed=1", "did you mean adaptive.seed=1?"),
         ("+adpative.rounds=4", "did you mean adaptive.rounds=4?"),
         ("+adaptve.rounds=4", "did you mean adaptive.rounds=4?"),  # two mistakes, or an option that is gone

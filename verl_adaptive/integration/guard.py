@@ -256,9 +256,9 @@ def _meant(name: str, rest: str, value: str, preset: bool) -> str:
     near = glued or likeness >= 0.8
     if likeness < 0.9 and not ((glued and preset) or (near and (_is_ours(head) or is_preset(value)))):
         return ""
-    if not rest or (glued and is_preset(value) and head not in GROUPS):
+    if not rest or (is_preset(value) and head not in GROUPS):
         return f"+adaptive={value}"
-    if glued and is_preset(rest[1:]):  # +adaptive_solo=1
+    if is_preset(rest[1:]):  # +adaptive_solo=1
         return f"+adaptive={head}"
     return f"+adaptive/{head}={value}" if glued and rest[1:] in GROUPS else f"adaptive{rest}={value}"
 
