@@ -517,28 +517,27 @@ def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
     lacking = (compat.Name("verl.trainer.ppo.utils", "need_nothing", (), "nothing"),)
     moved = (compat.Name("verl.trainer.ppo.utils", "need_critic", ("config", "phase"), "the critic"),)
     with pytest.raises(AdaptiveError, match=r"need_nothing is missing .*needed for nothing[\s\S]*verl>=0.9.0"):
-        compat.check_verl(lacking)
+        compat.check_verl("sync", lacking)
     with pytest.raises(AdaptiveError, match=r"need_critic does not take phase"):
-        compat.check_verl(moved)
+        compat.check_verl("sync", moved)
     demanding = (compat.Name("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_values", ("self", "batch"), "x"),)
     with pytest.raises(AdaptiveError, match="_compute_values now demands metrics"):
-        compat.check_verl(demanding)
-    compat.check_verl()
+        compat.check_verl("sync", demanding)
 
 
 def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others():
     lacking = (*compat.NAMES, compat.Name("verl.trainer.ppo.utils", "gone", (), "waiting", modes=("separate_async",)))
     with pytest.raises(AdaptiveError, match=r"trainer_mode=separate_async:\n.*gone.*\n.*=sync or colocate_async"):
-        compat.check_verl(lacking, "separate_async")
+        compat.check_verl("separate_async", lacking)
     for mode in ("sync", "colocate_async"):
-        compat.check_verl(lacking, mode)
+        compat.check_verl(mode, lacking)
     (said,), _ = compat.lacks(lacking)
     assert said.endswith("needed for waiting in separate_async")
 
 
 def test_a_name_with_a_stand_in_is_said_and_not_refused():
     older = (compat.Name("verl.trainer.ppo.utils", "gone", (), "x", ("sync",), instead="something else"),)
-    compat.check_verl(older)
+    compat.check_verl("sync", older)
     assert compat.lacks(older) == ([], ["verl.trainer.ppo.utils.gone is missing in sync: something else"])
     assert compat.lacks(older, "sync") == ([], ["verl.trainer.ppo.utils.gone is missing: something else"])
     assert compat.lacks(older, "separate_async") == compat.lacks() == ([], [])

@@ -270,18 +270,16 @@ def too_old() -> str:
     )
 
 
-def check_verl(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> None:
-    """Refuse a verl that lacks a name we use in this trainer mode; None: in any.
+def check_verl(mode: str, names: tuple[Name, ...] = NAMES) -> None:
+    """Refuse a verl that lacks a name we use in this trainer mode.
 
     The AdaptiveError has each name, the versions that have it and what to install.
     """
     found, _ = lacks(names, mode)
     if found:
-        runs = [other for other in MODES if mode is not None and other != mode and not lacks(names, other)[0]]
+        runs = [other for other in MODES if not lacks(names, other)[0]]
         raise AdaptiveError(
-            f"verl {version('verl')} does not fit verl-adaptive"
-            + (f" in trainer.v1.trainer_mode={mode}" if mode is not None else "")
-            + ":\n  "
+            f"verl {version('verl')} does not fit verl-adaptive in trainer.v1.trainer_mode={mode}:\n  "
             + "\n  ".join(found)
             + (f"\nWith this verl write trainer.v1.trainer_mode={' or '.join(runs)}." if runs else "")
             + f"\nverl {' and '.join(TRIED)} have been run, others are taken as far as they have these names "

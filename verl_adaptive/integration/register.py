@@ -45,7 +45,7 @@ def trainer_class(mode: str) -> Any:
     Raises:
         AdaptiveError: the installed verl lacks something that it needs.
     """
-    compat.check_verl(mode=mode)
+    compat.check_verl(mode)
     try:
         from verl_adaptive.integration.trainer import AdaptiveMixin, AdaptiveSync
 
