@@ -130,7 +130,10 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         *(f"+adaptive={preset} {mode}".strip() for preset in PRESETS for mode in ("", COLOCATE, SEPARATE)),
         *(f"+adaptive=sao algorithm.adv_estimator=gae {mode}".strip() for mode in ("", COLOCATE, SEPARATE)),
         "+adaptive=cero",
-        "+adaptive=greso trainer.save_freq=5 data.train_max_samples=100 data.seed=1",
+        *(
+            f"+adaptive=greso trainer.save_freq=5 data.train_max_samples=100 data.{word}"
+            for word in ("seed=1", "shuffle=false")
+        ),
         "+adaptive=dapo data.gen_batch_size=1",  # what verl's own asynchronous trainers have
         f"+adaptive=cero {SEPARATE} trainer.v1.separate_async.num_warmup_batches=0",
         # what the estimator takes
@@ -141,6 +144,8 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         # a baseline of its own, which compares with nobody
         "+adaptive=solo adaptive.allocator.n=4 adaptive/filter=aero adaptive.filter.keep_degenerate=1 "
         "algorithm.use_kl_in_reward=true",
+        "+adaptive=dapo adaptive/filter=aero adaptive.filter.keep_degenerate=1 algorithm.use_kl_in_reward=true "
+        "algorithm.adv_estimator=reinforce_plus_plus",
         # the preset's file names its own advantage's estimator, which nobody wrote
         "+adaptive=aero adaptive/advantage=memory",
         "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4",

@@ -140,6 +140,14 @@ def test_a_rollout_that_trains_among_ghosts_keeps_its_own():
     assert places.tolist() == [1] and advantage[0] == pytest.approx(1.5, rel=1e-5)  # (1 - 1/4) / 0.5
 
 
+def test_the_one_row_of_a_batch_of_equal_rewards_has_no_advantage():
+    """Of a batch that is whole nothing is known: a KL penalty in the reward may tell its rows apart."""
+    step = result([[1, 1], [0, 0]], [[1, 0], [0, 0]], [[0, 1], [1, 1]])
+    places, advantage = alone(step, role(), estimator="adaptive_mine", by_std=True)
+    assert places.tolist() == [0] and advantage.tolist() == [0]
+    assert not len(alone(result([[1, 1]], [[1, 1]]), role(), estimator="grpo", by_std=True)[0])
+
+
 @pytest.mark.parametrize("estimator", sorted(GROUP_RELATIVE))
 @pytest.mark.parametrize("by_std", [True, False])
 def test_one_of_many_gets_what_the_whole_group_implies(estimator, by_std):
