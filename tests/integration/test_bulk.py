@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import pickle
 
 import numpy as np
@@ -9,7 +10,7 @@ import pytest
 from tensordict import NonTensorData, NonTensorStack
 from verl.utils import tensordict_utils as tu
 
-from verl_adaptive.integration.bulk import stacked
+from verl_adaptive.integration.bulk import stacked, without_gc
 
 COLUMNS = {
     "uid": ["a", "b", "a", "c", "d"],
@@ -44,3 +45,9 @@ def test_rows_of_a_column_are_written_one_by_one():
     column = stacked(["a", "b", "c"])
     column[1] = NonTensorData("x")
     assert said(column) == ["a", "x", "c"]
+
+
+def test_garbage_is_collected_afterwards():
+    with without_gc():
+        assert not gc.isenabled()
+    assert gc.isenabled()

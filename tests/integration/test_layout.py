@@ -66,6 +66,7 @@ def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
     assert sorted(real.tolist()) == np.flatnonzero(trains).tolist()  # every trained row once, no zero-advantage row
     groups = int(group.max()) + 1
     assert made.updates == min(updates, groups)  # plain GRPO's number of updates, unless groups are too few
+    assert made.chunks <= groups  # none is of padding alone
     assert len(made.order) == ranks * made.rows_per_rank == made.minibatch_rows * made.updates
     assert made.minibatch_rows % ranks == 0
     assert made.zero_row_tokens.sum() == tokens.sum()
