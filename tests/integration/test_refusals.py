@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 import torch
 from tensordict import TensorDict
-from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
 from verl.protocol import DataProto
 from verl.trainer.config import AlgoConfig
 from verl.trainer.main_ppo import run_ppo
@@ -446,14 +445,6 @@ def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():
         else:
             run_checks("+adaptive=dapo", f"algorithm.adv_estimator={name}")
     assert refused == set(checks._ASKS)
-
-
-def test_a_verl_that_scores_by_a_classifier_needs_no_function(monkeypatch):
-    async def compute_score_disrm(self, data):
-        return {"reward_score": 0.0, "reward_extra_info": {}}
-
-    monkeypatch.setattr(RewardLoopWorker, "compute_score_disrm", compute_score_disrm)
-    run_checks("+adaptive=dapo", OWN_POOL, f"{ASLEEP}=false")
 
 
 OTHER_LOSSES = [

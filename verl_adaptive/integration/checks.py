@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import inspect
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -352,7 +351,7 @@ def _check_reward_model(config: Any, adaptive: AdaptiveConfig, policy: Policy) -
         "would never return; set it to false",
     )
     check(
-        config.reward.custom_reward_function.path is not None or _scores_by_itself(),
+        config.reward.custom_reward_function.path is not None,
         "reward.custom_reward_function.path",
         None,
         "every rollout would fail: what verl gives for a classifier's score lacks the reward_extra_info that its agent loop "
@@ -384,15 +383,6 @@ def _check_late_rewards(config: Any, adaptive: AdaptiveConfig, policy: Policy) -
         f"{late}, too late to generate others in the place of any; write adaptive.refill=false (a step trains what it has "
         f"generated, without the groups that its filter drops), or {key}=true (docs/faq.md)",
     )
-
-
-def _scores_by_itself() -> bool:
-    """Whether this verl can train by a classifier without a reward function, by the text of what gives and what reads."""
-    from verl.experimental.agent_loop.agent_loop import AgentLoopWorker
-    from verl.experimental.reward_loop.reward_loop import RewardLoopWorker
-
-    gives, reads = RewardLoopWorker.compute_score_disrm, AgentLoopWorker._compute_score
-    return "reward_extra_info" in inspect.getsource(gives) or '["reward_extra_info"]\n' not in inspect.getsource(reads)
 
 
 def _check_fetch(config: Any, policy: Policy) -> None:
