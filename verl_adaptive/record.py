@@ -236,7 +236,12 @@ def results_of(event: dict[str, Any]) -> Groups:
     data = event["back"]
     if set(data) != set(types):
         raise ValueError(f"a result has the fields {sorted(types)}, not {sorted(data)}")
-    return Groups(**{name: np.asarray(values, dtype=types[name]) for name, values in data.items()})
+    groups = Groups(**{name: np.asarray(values, dtype=types[name]) for name, values in data.items()})
+    # the sum is in a later line, and what is made of sizes may not fit into memory
+    whole = len(groups.offsets) == len(groups) + 1 and (np.diff(groups.offsets) >= 0).all()
+    if not whole or {len(getattr(groups, name)) for name in PER_ROLLOUT} != {groups.rollouts}:
+        raise ValueError("the lengths of a result's fields do not fit together")
+    return groups
 
 
 def _events(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:

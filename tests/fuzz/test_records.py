@@ -43,3 +43,15 @@ def test_events_of_anything(attempt, tmp_path_factory, seed, value, kind) -> Non
         record.replay(folder)
     assert not said or str(folder) in said[0], said
     shutil.rmtree(folder.parent)
+
+
+def test_results_that_do_not_fit_together_are_not_replayed(attempt, tmp_path) -> None:
+    """A size that is no group's would be memory that nobody has."""
+    shutil.copytree(attempt, tmp_path / "attempt-0")
+    lines = (attempt / "events.jsonl").read_text().splitlines()
+    at = next(i for i, line in enumerate(lines) if "back" in json.loads(line))
+    event = json.loads(lines[at])
+    event["back"]["offsets"][-1] = 10**13
+    lines[at] = json.dumps(event)
+    (tmp_path / "attempt-0" / "events.jsonl").write_text("\n".join(lines) + "\n")
+    assert "do not fit together" in record.replay(tmp_path / "attempt-0").difference

@@ -140,7 +140,7 @@ class AsyncEngine(Engine):
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
 
     def can_take(self, count: int) -> bool:
-        """Whether ``count`` groups are ready, one at least, and none in flight must be waited for; of a plan, whether all are back."""
+        """Whether ``count`` groups are ready, one at least, and none in flight must be waited for; of a plan: all are back."""
         if self.policy.sampler.plans_steps:
             return len(self.flight) == 0
         return len(self.ready) >= max(1, count) and not self._must_wait()
