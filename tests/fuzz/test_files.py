@@ -13,7 +13,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from tests.cli.stores import change_lines, hostile_rows, make_run, write_dataset
@@ -57,6 +57,7 @@ STRANGE = [
 
 @examples(40)
 @given(seeds, st.sampled_from(["attempt.json", "steps.jsonl", "validations.jsonl"]), st.sampled_from(STRANGE))
+@example(158, "validations.jsonl", {})  # as `generated`: nothing, and no number
 def test_a_journal_with_strange_values(run, tmp_path_factory, capsys, seed, name, value) -> None:
     folder = tmp_path_factory.mktemp("journal") / "adaptive"
     shutil.copytree(run / "adaptive", folder)

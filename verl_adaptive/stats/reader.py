@@ -149,7 +149,7 @@ class JournalReader:
         for stretch in self.live:
             path = stretch.folder / "validations.jsonl"
             for line in _parsed(path, list(_whole(path))):
-                if not is_time(line["wall_time"]) or type(line["generated"] or 0) not in (int, float):
+                if not is_time(line["wall_time"]) or type(line["generated"]) not in (int, float, type(None)):
                     raise ValueError(f"the validation of step {str(line['step'])[:40]!r} holds no numbers")
                 if line["step"] <= stretch.last:
                     known = {"metrics": numbers(line["metrics"]), "prompts": numbers(line["prompts"])}
