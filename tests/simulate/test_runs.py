@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import functools
-import time
 from pathlib import Path
 
 import numpy as np
@@ -16,10 +15,8 @@ from verl_adaptive.simulate import (
     REFERENCES,
     PoolConfig,
     Setting,
-    Task,
     compose_preset,
     make_simulation,
-    parse_pool,
     preset_names,
     run_task,
     summarise,
@@ -273,12 +270,3 @@ def test_composing_leaves_hydra_as_it_was() -> None:
     assert not GlobalHydra.instance().is_initialized()
     compose_preset(["dapo"])
     assert not GlobalHydra.instance().is_initialized()
-
-
-def test_a_sequential_method_takes_milliseconds_a_step_on_a_large_pool() -> None:
-    """300,000 prompts, 30 steps of 256 x 8: a minute for a million and a thousand leaves 60 ms a step."""
-    pool = parse_pool("mixed:prompts=300000,spill=0.005")
-    run_task(Task("greso", 0, Setting(256, 8, 1, None), parse_pool("mixed")))  # Hydra's imports
-    begun = time.process_time()
-    run_task(Task("greso", 0, Setting(256, 8, 30, None), pool))
-    assert time.process_time() - begun < 3.0
