@@ -325,11 +325,6 @@ class AsyncEngine(Engine):
         alive = groups.select(~groups.failed)
         old = self._too_old(alive.submission)  # it gets no top-up, nor does it take a place
         more = self.tracker.review(alive, ~old)
-        bounded = self.pooled is not None and self.pooled.needs_place and not self.policy.sampler.plans_steps
-        if bounded:  # as many go on as the window has places for; of a plan all
-            topped = (alive.reduce(np.maximum, alive.stage) > 0) & ~old
-            places = self.progress.need - int((topped & (more == CLOSE)).sum())
-            more[(more > 0) & (np.cumsum(more > 0) > places)] = CLOSE
         more = fit(more, self.progress.room)
         if self._paid:
             more = fit(more, self._pool)
