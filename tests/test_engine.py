@@ -1100,15 +1100,19 @@ def test_only_drop_makes_a_ready_group_stale(strategy, stale):
     assert (result.outcome == "stale").sum() == stale
 
 
-def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled():
+def test_a_mini_step_without_a_group_draws_once_more_where_nothing_is_refilled(tmp_path):
     """A step whose groups all failed ended the run: nothing was ready, and a batch of none passed for one."""
     engine, world = made("grpo", AsyncFacts(), failure=1.0)
+    recorder = Recorder(tmp_path, engine)
     requests = engine.begin(1)
     assert engine.receive(world.roll(requests)) is None
     assert engine.starved and not engine.can_take(engine.count)
     world.failure = 0.0
     engine.receive(world.roll(engine.revive()))
     assert engine.can_take(engine.count) and len(engine.take().groups) == 8
+    recorder.close()
+    report = replay(tmp_path / "attempt-0")
+    assert report.identical and (report.polls, report.decisions) == (2, 5), report
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.5])

@@ -81,7 +81,6 @@ class Spread(Sampler):
         hint = f"a group of {facts.n} is never mixed; take adaptive.sampler.weight=reward"
         check(c.weight != "mixed" or facts.n >= 2, "adaptive.sampler.weight", c.weight, hint)
         kind = {"decay": c.decay, "strength": c.strength, "by_source": c.prior == "source"}
-        self._pool = None
         self._scale = RunningScale()  # of the rewards less what was expected of them
         if c.weight != "reward":
             self.memory = Memory(table, f"{self.name}_success", **kind)

@@ -238,8 +238,7 @@ def new_folder(directory: str | os.PathLike[str], name: str) -> Path:
 def _sealed(folder: Path) -> dict[str, Any]:
     """Every file under a folder with its hash; on disk when this returns."""
     out = {}
-    for root, folders, names in os.walk(folder):
-        folders.sort()
+    for root, _, names in os.walk(folder):
         for name in sorted(names):
             path = Path(root) / name
             with path.open("rb") as file:
