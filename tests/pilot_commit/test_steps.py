@@ -91,6 +91,7 @@ def test_a_short_step_does_not_fall_back_on_pilots_that_are_too_old() -> None:
     world.p[:] = 0.0
     result = run_step(engine, world, 3)
     assert len(old) and set(result.outcome[np.isin(result.groups.submission, old)]) == {"expired"}
+    assert (engine.table.col("visits")[result.groups.row[result.outcome == "expired"]] == 1).all()
     assert result.trained.sum() == 8 and set(result.groups.lag[result.outcome == "expired"]) == {2}
 
 

@@ -217,6 +217,17 @@ def test_a_resume_with_as_many_prompts_as_a_batch_has_spends_the_budget():
     assert cero.capacity == 8 and cero.left < 2 * cero.capacity
 
 
+def test_a_larger_budget_is_spent_in_the_rounds_that_are_left():
+    p, facts = np.linspace(0.005, 0.995, 100), dict(batch=4, n=8, steps=40)
+    engine = stopped(20, tuple(p), **facts)
+    table, planned = StatsTable.from_arrow(engine.table.to_arrow()), engine.policy.sampler.budget
+    again, world = make_engine({"name": "cero", "budget": 2 * planned}, p=p, refill=False, table=table, **facts)
+    again.load_state_dict(copy.deepcopy(engine.state_dict()))
+    run(again, world, 20, start=21)
+    cero = again.policy.sampler
+    assert cero.budget == 2 * planned and cero.left < cero.capacity
+
+
 def test_what_is_spent_is_counted_in_the_units_of_the_day():
     M = 40
     p = np.full(M, 0.5)

@@ -175,6 +175,7 @@ def test_a_folder_of_verls_rollouts_is_a_run(tmp_path, capsys) -> None:
     run = open_run(folder)
     assert (run.kind, run.steps.column("step").to_pylist()) == ("rollouts", [1, 2, 10]) and run.gaps() == []
     assert sorted(run.table.col("successes").tolist()) == [0, 4, 12] and set(run.table.col("rollouts").tolist()) == {12}
+    assert sorted(run.table.col("streak").tolist()) == [2, 3, 3]  # of groups that were all wrong, or all right
     assert sum(map(len, run.observations(2, 2))) == 3 and run.until(1).table.col("visits").tolist() == [1, 1, 1]
     (never,) = run.prompts.values("key", run.prompts.where("successes == 0"))
     text = run.texts({never})[never]

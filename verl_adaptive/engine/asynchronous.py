@@ -244,7 +244,6 @@ class AsyncEngine(Engine):
             self.flight = Requests.join([self.flight, fresh])
             parts.append(fresh)
         self.flight = self.flight.sorted()
-        self._measure()
         requests = Requests.join(parts)
         return requests if len(requests) else None
 
