@@ -1197,22 +1197,26 @@ def in_sync(like: AsyncEngine) -> OrderedEngine:
     return OrderedEngine(build_policy(config), table, config, like.facts, like.row_of, like.prompt_source.source)
 
 
-def test_another_mode_leaves_behind_what_is_in_flight(tmp_path):
+@pytest.mark.parametrize("policy", ["greso", "pilot_commit"])
+def test_another_mode_leaves_behind_what_is_in_flight(policy, tmp_path):
     """Where the user accepts it (integration/resume.py)."""
-    engine, world = made("greso", "colocated")
+    engine, world = made(policy, "colocated")
     arrivals = Arrivals(world, 2)
     held = arrivals.step(engine, 1).ledger.rollouts.held
     state = states(engine)
     other = in_sync(engine)
     other.load_state_dict(state)
     seen, ready = other.table.col("visits").sum(), set(engine.ready.groups.submission.tolist())
-    recorder = Recorder(tmp_path, other)
+    recorder, observe, observed = Recorder(tmp_path, other), other.policy.observe, []
+    other.policy.observe = lambda groups, progress: (observed.append(groups.submission), observe(groups, progress))
     result = run_step(other, world, 2)
     recorder.close()
     assert replay(tmp_path / "attempt-0").identical  # where they counted as never made
     assert result.ledger.rollouts.dropped.get("gone", 0) == held
     # what was ready had been reviewed, and is not learned from again
-    assert ready and ready <= set(result.groups.submission[result.outcome == "gone"])
+    assert ready or len(engine.tracker.open)
+    assert ready <= set(result.groups.submission[result.outcome == "gone"])
+    assert sorted(np.concatenate(observed)) == sorted(set(result.groups.submission) - ready)
     assert other.table.col("visits").sum() == seen + len(result.groups) - len(ready)
     account = result.ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.held

@@ -157,7 +157,6 @@ class RunningScale:
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         self._square, self._sums = (np.asarray(state[k], dtype=np.float64).copy() for k in ("square", "sums"))
-        self._seen = self._seen[:, :0]
         self.before, self.jump = _scale(self._square, self._sums), float(state["jump"])
 
 
