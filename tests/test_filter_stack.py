@@ -168,6 +168,7 @@ def test_the_command_line_chooses_it():
             r"^adaptive\.filter\.filters\[1\]\.lo=.*mean adaptive\.filter\.filters\[1\]\.low\?",
         ),
         ([{"name": "informative", "low": 2}], r"^adaptive\.filter\.filters\[0\]\.low=2: "),
+        ([{"name": "informative", "low": 0.6, "high": 0.6}], r"^adaptive\.filter\.filters\[0\]\.high=0\.6: .*low=0\.6"),
     ],
 )
 def test_what_is_no_list_of_filters_is_refused(filters, said):

@@ -299,6 +299,7 @@ def test_a_class_without_what_the_preset_left(composed) -> None:
         ("tolerance=1e300", r"must be in \[0, 1000\]: in units of the signal"),
         ("success.threshold=inf", "must be finite"),
         ("success.low=-inf", "must be finite"),
+        ("success.high=0", r"must be greater than adaptive\.success\.low=0\.0"),
         ("total_rollouts=0", "must be 1 or greater, or null"),
         ("total_rollouts=many", "must be int or null"),
         ("seed=123456789012345678901234567890", "is too large"),

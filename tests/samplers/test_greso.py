@@ -69,6 +69,7 @@ def test_decisions_equal_the_slow_reference_over_random_histories(seed):
     position, decided = 0, 0
     for step in range(1, 121):
         progress = progress_at(step, seed=seed)
+        gate = dict.fromkeys(("easy_seen_total", "easy_skipped_total", "hard_seen_total", "hard_skipped_total"), 0)
         for _ in range(int(rng.integers(1, 4))):
             rows = rng.permutation(200)[: rng.integers(5, 120)]
             where = position + np.arange(len(rows))
@@ -77,6 +78,12 @@ def test_decisions_equal_the_slow_reference_over_random_histories(seed):
             u = progress.draw.uniform("greso.gate", fast.table.key_hi[rows], fast.table.key_lo[rows], where)
             assert passed.tolist() == [slow.keeps(int(r), x) for r, x in zip(rows, u, strict=True)]
             decided += len(rows)
+            fast.decided(rows, passed)
+            for row, kept in zip(rows.tolist(), passed, strict=True):
+                kind = slow.traces.get(row, ["mixed"])[-1]
+                if kind != "mixed":
+                    gate[f"{kind}_seen_total"] += 1
+                    gate[f"{kind}_skipped_total"] += not kept
             rows = rows[passed]
             rewards = [(rng.random(8) < p[r]).astype(float).tolist() for r in rows]
             groups = Groups.from_lists(rows, rewards)
@@ -88,6 +95,7 @@ def test_decisions_equal_the_slow_reference_over_random_histories(seed):
         fast.end_step(progress)
         slow.step_ends(progress.epoch)
         assert (fast.p_easy, fast.p_hard) == (slow.p["easy"], slow.p["hard"])
+        assert gate.items() <= fast.metrics().items()
     assert decided > 3_000
 
 
