@@ -430,6 +430,5 @@ class AsyncEngine(Engine):
         self.tracker.open = waiting.select(stays)
         self.tracker.gone = Groups.concat([self.tracker.gone, waiting.select(~stays)])
         for submission in lost.tolist():
-            self._born.pop(submission, None)
             self._paid.pop(submission, None)
         self._pool = min(int(stream["pool"]), sum(self._paid.values()))

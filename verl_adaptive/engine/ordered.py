@@ -162,9 +162,7 @@ class OrderedEngine(Engine):
             first_end=len(recalled) + wanted,
         )
         self._count_recalled(recalled)
-        requests = Requests.join([recalled, self._send(wanted)])
-        self._advance()
-        first = self._fill(requests)
+        first = self._fill(Requests.join([recalled, self._send(wanted)]))
         self.recorder.asked(first)
         return first
 
