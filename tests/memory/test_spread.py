@@ -39,7 +39,9 @@ def test_the_expected_share_of_successes(history, prior) -> None:
     made = make_spread(9, sources=sources, weight="success", **options)
     slow = SlowMemory(sources, 0.8, 3.0, prior == "source", centre=0.5)
     for step, groups in enumerate(history, 1):
+        v = np.array([slow.value(p) for p, _ in groups])
         show(made, Groups.from_lists([p for p, _ in groups], [r for _, r in groups]), step)
+        assert made.metrics()["expected_spread"] == pytest.approx(np.sqrt(v * (1 - v)).mean())
         for prompt, rewards in groups:
             slow.visit(prompt, rewards)
         slow.end_step()
