@@ -87,9 +87,11 @@ def test_a_short_step_does_not_fall_back_on_pilots_that_are_too_old() -> None:
     """They have variance and are the oldest, so they came first. What they showed counts as old evidence, too."""
     engine, world = pilot_commit("pipelined", max_rounds=2, allocator={"max_age": 1}, on_exhausted="relax")
     run_step(engine, world, 1)
-    old = engine.held.submission
+    old, observe, observed = engine.held.submission, engine.policy.observe, []
+    engine.policy.observe = lambda groups, progress: (observed.append(groups.submission), observe(groups, progress))
     world.p[:] = 0.0
     result = run_step(engine, world, 3)
+    assert sorted(np.concatenate(observed)) == sorted(result.groups.submission)
     assert len(old) and set(result.outcome[np.isin(result.groups.submission, old)]) == {"expired"}
     assert (engine.table.col("visits")[result.groups.row[result.outcome == "expired"]] == 1).all()
     assert result.trained.sum() == 8 and set(result.groups.lag[result.outcome == "expired"]) == {2}

@@ -129,7 +129,6 @@ class Cero(Sampler):
         self.spent = 0  # units of the budget
         self.zero_rounds = self.caught_up = self.rechecked = 0
         self.peak = 0.0  # most units ahead of the even pace
-        self._start = False  # the round to come is the first of a changed plan: it allocates something, whatever ν is
         self._follows_plan = True
         self._pool: np.ndarray | None = None
         self._plan: _Plan | None = None  # of round k
@@ -263,8 +262,7 @@ class Cero(Sampler):
     def _virtual(self) -> _Plan:
         """Ñ of round k."""
         count = -(-self.capacity // self.n_max)
-        forced = self._start or self.left >= self.capacity * (self.rounds - self.round + 1)
-        self._start = False
+        forced = self.left >= self.capacity * (self.rounds - self.round + 1)
         chosen = best(self._of_pool("slope"), self._tie, count, -math.inf if forced else self.nu)
         rechecked = 0
         if len(chosen):
@@ -404,7 +402,7 @@ class Cero(Sampler):
         names = ("nu", "round", "spent", "zero_rounds", "caught_up", "rechecked", "peak")
         plan = {"budget": self.budget, "begun": [self._rounds_before, self._spent_before]}
         scalars = {name: getattr(self, name) for name in names}
-        return {**scalars, "start": self._start, "asked": self._asked(), "plan": plan}
+        return {**scalars, "asked": self._asked(), "plan": plan}
 
     def _asked(self) -> dict[str, int | None]:
         """What the plan follows from."""
@@ -422,7 +420,6 @@ class Cero(Sampler):
         self.nu, self.peak = float(state["nu"]), float(state["peak"])
         for name in ("round", "spent", "zero_rounds", "caught_up", "rechecked"):
             setattr(self, name, int(state[name]))
-        self._start = bool(state["start"])
         self._plan = self._in_hand = self._pool = None
         self._seen.clear()
         if state["asked"] == self._asked():
@@ -453,7 +450,6 @@ class Cero(Sampler):
             left = max(0, self.config.budget - self.spent)
         self.budget = self.spent + left
         self._rounds_before, self._spent_before = min(played, self.rounds), self.spent
-        self._start = True
         logger.warning(
             "cero: the run goes on with another batch, n, number of steps or budget; %d rollouts are planned for the %d "
             "rounds that are left",
