@@ -279,7 +279,7 @@ def test_closing_waits_for_a_frozen_disk_only_so_long(tmp_path: Path, monkeypatc
         Journal(tmp_path / "file" / "x")
 
 
-def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
+def test_a_full_disk_is_caught_up_with(tmp_path: Path, monkeypatch, caplog) -> None:
     with tmpfs(tmp_path / "disk", "96k") as disk:
         with begun(disk / "adaptive", 1) as writer:
             (disk / "ballast").write_bytes(b"x" * 4096)
@@ -296,7 +296,11 @@ def test_a_full_disk_is_caught_up_with(tmp_path: Path, caplog) -> None:
                 (disk / "more").unlink()
                 commit(writer, 8)
                 assert written(writer) and "written again" in caplog.text
-        assert steps_of(disk / "adaptive") == list(range(1, 9)) and open_run(disk / "adaptive").gaps() == []
+                monkeypatch.setattr(os, "fsync", full)
+                commit(writer, 9)
+                assert not written(writer, 0.1) and caplog.text.count("training goes on without it") == 2
+                monkeypatch.undo()
+        assert steps_of(disk / "adaptive") == list(range(1, 10)) and open_run(disk / "adaptive").gaps() == []
 
 
 def full(*_: object) -> int:
