@@ -29,7 +29,7 @@ from verl_adaptive.stats import (
     warm_start,
     write_snapshot,
 )
-from verl_adaptive.stats.dataset import Row, keys_of
+from verl_adaptive.stats.dataset import Row, conflicts, keys_of
 from verl_adaptive.stats.dumps import said_of
 from verl_adaptive.stats.keys import dataset_keys, key_hex
 from verl_adaptive.stats.snapshot import MANIFEST
@@ -263,3 +263,12 @@ def test_a_row_that_lacks_its_prompt_is_found(tmp_path) -> None:
     rows = [{"data_source": "s", "prompt": None if i == 1500 else "x"} for i in range(1600)]
     with pytest.raises(StoreError, match=r"d\.parquet, counted from row 1000: data\.prompt_key='prompt': row 500 has"):
         keys_of(str(write_dataset(tmp_path / "d.parquet", rows)))
+
+
+def test_a_question_with_different_answers_is_found(tmp_path) -> None:
+    rows = [
+        {"data_source": "sums", "prompt": question, "reward_model": {"ground_truth": answer}}
+        for question, answer in (("1 + 1?", "2"), ("2 + 2?", "4"), ("1 + 1?", "3"), ("2 + 2?", "4"))
+    ]
+    data = str(write_dataset(tmp_path / "d.parquet", rows))
+    assert conflicts(data, 5) == [{"text": "1 + 1?", "answers": ["2", "3"], "rows": [0, 2], "of": 1}]
