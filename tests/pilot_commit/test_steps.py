@@ -121,6 +121,7 @@ def test_selection_bias_of_pilots_is_visible() -> None:
     for step in range(1, 21):
         run_step(engine, world, step)
         metrics = engine.policy.allocator.metrics()
+        assert metrics["committed_total"] == 32
         pilots.append(metrics["pilot_rate"])
         commits.append(metrics["commit_rate"])
     assert np.mean(pilots) > np.mean(commits) + 0.05

@@ -255,10 +255,8 @@ class PilotCommit(PooledAllocator):
         side = band_side(right, groups.sum(first), self.config.lower, self.config.upper)
         judged, found = len(side), int((side == 0).sum())
         self._recent += [judged, found]
-        self._counts.update(
-            piloted=judged, in_band=found, too_easy=int((side > 0).sum()), too_hard=int((side < 0).sum())
-        )
-        self._counts.update(committed=int(done.sum()))
+        easy, hard, committed = (int(which.sum()) for which in (side > 0, side < 0, done))
+        self._counts.update(piloted=judged, in_band=found, too_easy=easy, too_hard=hard, committed=committed)
         self._rates += [groups.success[pilots].sum(), pilots.sum(), groups.success[commit].sum(), commit.sum()]
 
     def _grade(self) -> None:
