@@ -133,18 +133,23 @@ def test_what_a_file_of_the_users_says_is_refused_too(chosen, more, word, plugin
         ("+adaptive_seed=1", "+adaptive_seed=1: there is no adaptive_seed; did you mean adaptive.seed=1?"),
         ("++adaptive-total_rollout=64", "did you mean adaptive.total_rollout=64?"),
         ("+adaptiveSeed=1", "did you mean adaptive.seed=1?"),
-        ("+adaptive_sampler=cero", "did you mean +adaptive/sampler=cero?"),
+        ("+adaptive_sampler=cero", "did you mean adaptive/sampler=cero?"),
         ("+adaptive_platform=cpu", "did you mean +adaptive/platform=cpu?"),
         ("+adaptive_solo=1", "+adaptive_solo=1: there is no adaptive_solo; did you mean +adaptive=solo?"),
         ("+adaptive_preset=solo", "did you mean +adaptive=solo?"),
         ("+adaptive/seed=1", "there is no adaptive/seed; did you mean adaptive.seed=1?"),
-        ("+adaptive/samplr=cero", "did you mean +adaptive/sampler=cero?"),
+        ("+adaptive/samplr=cero", "did you mean adaptive/sampler=cero?"),
         ("+adaptive=true", "must be a preset: write +adaptive=solo"),
         ("+adaptive@mine=solo", "it has no effect below mine; write +adaptive=solo"),
     ],
 )
 def test_words_that_nobody_would_read(word, says) -> None:
     assert says in guard.misread(["main_ppo", "trainer.logger=x", word])
+
+
+def test_the_plus_of_a_preset_is_not_of_its_parts() -> None:
+    words = ["+adaptive=greso", "+adaptive/platform=cpu", "+adaptive/sampler=cero"]
+    assert guard.misread(words).endswith("has a sampler already; write adaptive/sampler=cero, without the +")
 
 
 def test_any_key_that_begins_like_ours_is_taken_for_ours_beside_a_preset() -> None:

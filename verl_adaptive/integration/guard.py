@@ -215,10 +215,11 @@ def misread(words: Iterable[str]) -> str:
     """The first override that Hydra takes and nobody reads, with what to write instead; empty if there is none.
 
     Hydra adds any key that begins with a plus sign: ``+adaptve=greso``, ``+adaptive_seed=1`` and ``+adaptive/seed=1`` would change
-    nothing.
+    nothing. Of ``+adaptive=greso +adaptive/sampler=cero`` it says what to write in a file, not on the line.
     """
     words = list(words)
     preset = any(re.match(r"\+*adaptive[.=/]", word) for word in words)
+    preset_chosen = any(re.match(r"\+*adaptive=", word) for word in words)
     for word in words:
         found = re.match(r"(\+*)([^=.@/]+)([^=]*)=(.*)$", word)
         if found is None:
@@ -230,10 +231,13 @@ def misread(words: Iterable[str]) -> str:
             if misplaced := _misplaced({f"adaptive{rest}": value}):
                 return misplaced
             group = re.match(r"/([^/@]*)", rest)
-            if plus and group and group[1] not in GROUPS:
+            if plus and group and group[1] != "platform":
                 near = difflib.get_close_matches(group[1], GROUPS, n=1, cutoff=0.75)
-                meant = f"+adaptive/{near[0]}" if near else f"adaptive.{group[1]}"
-                return f"{word}: there is no adaptive/{group[1]}; did you mean {meant}={value}?"
+                meant = _choice(near[0], value) if near else f"adaptive.{group[1]}={value}"
+                if group[1] not in GROUPS:
+                    return f"{word}: there is no adaptive/{group[1]}; did you mean {meant}?"
+                if preset_chosen:
+                    return f"{word}: the preset has a {group[1]} already; write {meant}, without the +"
         elif plus and (meant := _meant(name, rest, value, preset)):
             return f"{word}: there is no {name}; did you mean {meant}?"
     return ""
@@ -260,7 +264,12 @@ def _meant(name: str, rest: str, value: str, preset: bool) -> str:
         return f"+adaptive={value}"
     if is_preset(rest[1:]):  # +adaptive_solo=1
         return f"+adaptive={head}"
-    return f"+adaptive/{head}={value}" if glued and rest[1:] in GROUPS else f"adaptive{rest}={value}"
+    return _choice(head, value) if glued and rest[1:] in GROUPS else f"adaptive{rest}={value}"
+
+
+def _choice(group: str, value: str) -> str:
+    """How a line chooses of a group: a preset has one of each role, and no platform."""
+    return f"{'+' if group == 'platform' else ''}adaptive/{group}={value}"
 
 
 def _is_ours(name: str) -> bool:
