@@ -295,11 +295,11 @@ class Examination:
 
         see, verl = "`verl-adaptive parts` lists presets, parts and options", _version("verl")
         command = self._must("command line", "correct the command line", lambda: composing.Command.parse(words))
-        program, instead = command.program or guard.MAIN, f"write python -m {guard.MAIN} instead"
+        program = command.program or guard.MAIN
         if guard.PROGRAMS.get(program):
-            self.refuse("program", guard.unread({"adaptive": {}}, program), instead)
+            self.refuse("program", guard.unread({"adaptive": {}}, program))
         if inspect.is_lacking(program):
-            self.refuse("program", f"verl {verl} has no module {program}", instead)
+            self.refuse("program", f"verl {verl} has no module {program}", f"write python -m {guard.MAIN} instead")
         if program not in guard.PROGRAMS:
             self.refuse(
                 "program",
