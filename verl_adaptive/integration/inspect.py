@@ -288,10 +288,7 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     plan = plan.sized(rows, prompts, uncounted)
     resume, known = resume_of(config.trainer, plan)
     if adaptive.warm_start is not None and not known:
-        notes.append(
-            f"starts with the statistics of {adaptive.warm_start}, weighted {adaptive.warm_start_discount:g}: "
-            f"{_warm_start(plan, table)}"
-        )
+        notes.append(f"warm start, weighted {adaptive.warm_start_discount:g}: {_warm_start(plan, table)}")
     return replace(plan, notes=(*plan.notes, *notes), first_round=_first_round(plan), resume=resume)
 
 
@@ -370,7 +367,7 @@ def _unseen(config: DictConfig) -> list[str]:
 
 
 def _warm_start(plan: RunPlan, table: StatsTable | None) -> str:
-    """Read what ``adaptive.warm_start`` names, into the training set's prompts, if they are known; how many it has, in words.
+    """Read what ``adaptive.warm_start`` names, into the training set's prompts, if they are known; what training's log will say.
 
     ConfigError: it cannot be read.
     """
@@ -380,9 +377,8 @@ def _warm_start(plan: RunPlan, table: StatsTable | None) -> str:
     nobody.rows_for(np.zeros(1, dtype=KEY_DTYPE))
     try:
         found = warm_start(nobody if table is None else table, source, discount=discount, **plan.results)
-        there = "how many of them are in the training set is said when the run starts"
         if table is not None:
-            there = f"{found.matched:,} of them in the training set"
-        return f"{counted(found.offered, 'prompt')} there, {there}"
+            return str(found)
+        return f"{counted(found.offered, 'prompt')} of {source}; how many of them are in the training set is said when the run starts"
     except (AdaptiveError, OSError, ValueError) as error:
         raise ConfigError("adaptive.warm_start", source, str(error)) from error
