@@ -196,6 +196,12 @@ def test_config_path_means_what_it_means_to_the_program(path, examine, call) -> 
         composing.compose(composing.Command.parse([f"--config-path={path}/nowhere", *MINIMAL, "+adaptive=dapo"]))
 
 
+def test_hydras_own_options_among_the_overrides() -> None:
+    """Hydra itself says that it does not recognize what follows them."""
+    with pytest.raises(AdaptiveError, match=r"arguments: \+adaptive=mine; .* --config-dir, go before all overrides"):
+        composing.Command.parse(["trainer.nnodes=1", "--config-dir", "conf", "+adaptive=mine"])
+
+
 def test_configurations_of_the_users_own(tmp_path, call) -> None:
     (tmp_path / "adaptive").mkdir()
     (tmp_path / "adaptive" / "mine.yaml").write_text(
@@ -222,7 +228,8 @@ def test_programs_that_would_not_read_the_preset(words, says, call) -> None:
     status, out, _ = call("doctor", "--json", "--", "python", *words, *MINIMAL, "+adaptive=greso")
     found = {check["name"]: check for check in json.loads(out)["checks"]}
     assert status == 1 and found["program"]["status"] == "fail"
-    assert (found["program"]["fix"] == "") == (words[0] != "-m" or MAIN in words)  # these two say themselves what to write
+    itself = words[0] != "-m" or MAIN in words  # the detail of these two says what to write
+    assert (found["program"]["fix"] == "") == itself
     assert says in found["program"]["detail"] and json.loads(out)["plan"] is None
 
 
@@ -256,15 +263,15 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     assert examine("+adaptive=greso", f"adaptive.warm_start={broken}")[0] == 1
     make_run(tmp_path / "earlier", steps=4, run_id="p/e")
     status, found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'earlier'}")
-    assert status == 0 and re.search(r": [1-9]\d* prompts there", found["run"]["detail"]), found
+    assert status == 0 and re.search(r": [1-9]\d* prompts of ", found["run"]["detail"]), found
     (tmp_path / "one.jsonl").write_text(f'{{"key": "{"ab" * 16}", "n": 8, "successes": 3}}\n')
     found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'one.jsonl'}")[1]
-    assert "1 prompt there, how many of them" in found["run"]["detail"], found
+    assert "1 prompt of " in found["run"]["detail"] and "one.jsonl; how many of them" in found["run"]["detail"], found
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
-    for name, there in (("earlier", r"[1-9]\d* prompts there, [1-9]\d*"), ("one.jsonl", "1 prompt there, 0")):
+    for name, there in (("earlier", r"[1-9]\d* of \d+ prompts .* found"), ("one.jsonl", "Nothing matches: a prompt is found")):
         words = (f"adaptive.warm_start={tmp_path / name}", f"data.train_files={data}")
         found = examine("+adaptive=greso", *words)[1]
-        assert re.search(there + " of them in the training set", found["run"]["detail"]), found["run"]
+        assert re.search(there, found["run"]["detail"]), found["run"]
 
 
 @pytest.mark.parametrize(

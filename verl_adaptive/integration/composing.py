@@ -58,7 +58,8 @@ class Command:
         parser = get_args_parser()
 
         def refuse(message: str) -> NoReturn:
-            raise AdaptiveError(f"Hydra does not understand the command line: {message}")
+            order = "Hydra's own options, as --config-dir, go before all overrides"
+            raise AdaptiveError(f"Hydra does not understand the command line: {message}; {order}")
 
         parser.error = refuse  # type: ignore[method-assign]
         asked = parser.parse_args(rest)
