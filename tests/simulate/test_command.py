@@ -78,6 +78,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--budget", 5120, "--steps", 3), 2, "not allowed with argument"),
         (("--batch", 4001), 2, "more than the 4000 prompts"),
         (("--batch", 0), 2, "must be 1 or greater"),
+        (("--n", 1), 2, "must be 2 or greater"),
         (("--pool", "", "--steps", 1, "--batch", 4), 2, "--pool='': no such pool; there are mixed,"),
         (("--n", 2, "--preset", "pilot_commit"), 2, "pilot_commit: adaptive.allocator.n_pilot"),
         (("--clock", "--sigma", "inf"), 2, "'inf' is not a finite number"),
@@ -185,7 +186,7 @@ def row(preset: str, seed: int, gain: float, **more) -> dict:
         ({"a": (0.1, 0.05, 0.16)}, "For these prompts: plain grpo."),
         (
             {"a": (0.2,)},
-            "Not told by 1 seed, in which a learns 2.00 times as much per rollout as GRPO: name at least 3 with --seeds.",
+            "Not told by 1 seed, in which a learns 2.00 times as much per rollout as GRPO: name 3 or more, as --seeds 0,1,2.",
         ),
         ({"a": (0.2, 0.2)}, "Not told by 2 seeds, in which a learns 2.00 ± 0.00 times"),  # once "plain grpo"
         (

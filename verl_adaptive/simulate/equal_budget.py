@@ -56,8 +56,9 @@ class Setting:
     budget: int | None = 200 * 64 * 8
 
     def __post_init__(self) -> None:
-        for key in ("batch", "n", "steps"):
-            check(getattr(self, key) >= 1, f"--{key}", getattr(self, key), "must be 1 or greater")
+        # GRPO runs beside all, and compares the rollouts of a group
+        for key, least in (("batch", 1), ("n", 2), ("steps", 1)):
+            check(getattr(self, key) >= least, f"--{key}", getattr(self, key), f"must be {least} or greater")
         step = self.batch * self.n
         short = f"is less than one step of {self.batch} prompts x {self.n} rollouts = {step}"
         check(self.budget is None or self.budget >= step, "--budget", self.budget, short)

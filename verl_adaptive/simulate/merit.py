@@ -78,7 +78,7 @@ class Merits:
             said = f"learns {times} as much per {self.unit} as GRPO"
         if len(self.ratios[first]) < LEAST_SEEDS:
             seeds = counted(len(self.ratios[first]), "seed")
-            return f"Not told by {seeds}, in which {first} {said}: name at least {LEAST_SEEDS} with --seeds."
+            return f"Not told by {seeds}, in which {first} {said}: name {LEAST_SEEDS} or more, as --seeds 0,1,2."
         if mean <= 1:
             return f"For these prompts: plain grpo. The best preset, {first}, {said}."
         if not significant([ratio - 1 for ratio in self.ratios[first]]):
