@@ -46,7 +46,7 @@ def journal_of(folder: Path, groups: Groups, keys: np.ndarray, *, source: str = 
 def written(journal: Journal, seconds: float = 30.0) -> bool:
     """Wait until everything is written, at most so long; whether it is."""
     try:
-        journal._ask("written", lambda: None, seconds)
+        journal._run_in_turn("written", lambda: None, seconds)
     except JournalError:
         return False
     return not journal._lost

@@ -38,7 +38,7 @@ from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -86,8 +86,7 @@ GROUPS = pa.schema(
 ``outcome`` is what became of it; ``clipped`` counts the rollouts as long as ``data.max_response_length``."""
 
 _OPTIONS = pa.ipc.IpcWriteOptions(compression="lz4")
-_T = TypeVar("_T")
-_GROUPS, _STEPS, _VALIDATIONS = "groups.arrows", "steps.jsonl", "validations.jsonl"
+_GROUPS_FILE, _STEPS_FILE, _VALIDATIONS_FILE = "groups.arrows", "steps.jsonl", "validations.jsonl"
 _LOCK = "writer.lock"
 #: Lock files that this process holds: POSIX record locks do not exclude their own process. A forked child inherits the set,
 #: not the locks.
@@ -141,7 +140,7 @@ class Journal:
             attempts_in(self.folder)  # a damaged one is refused now, and not once a model is loaded
             self._lock = _lock(self.folder)
 
-        self._ask("opened", open_it, PATIENCE)
+        self._run_in_turn("opened", open_it, PATIENCE)
 
     def __enter__(self) -> Journal:
         return self
@@ -149,20 +148,20 @@ class Journal:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _ask(self, what: str, work: Callable[[], _T], seconds: float) -> _T:
-        """What ``work`` gives, in its turn in the thread that writes; JournalError if the disk refused, or does not answer."""
-        answer: Future[_T] = Future()
+    def _run_in_turn(self, what: str, work: Callable[[], object], seconds: float) -> None:
+        """Run ``work`` in the thread that writes, and wait for it; JournalError if the disk refused, or does not answer."""
+        answer: Future[object] = Future()
 
-        def asked() -> None:
+        def turn() -> None:
             self._recovered()  # all steps before it are written: say so before an answer
             try:
                 answer.set_result(work())
             except BaseException as error:
                 answer.set_exception(error)
 
-        self._put(None, asked)
+        self._put(None, turn)
         try:
-            return answer.result(0 if self._stopped else seconds)
+            answer.result(0 if self._stopped else seconds)
         except JournalBusy:
             raise
         except Exception as error:
@@ -204,14 +203,14 @@ class Journal:
             self._prompts = prompts
             self._begin(step, parent)
 
-        self._ask("begun", begin, PATIENCE)
+        self._run_in_turn("begun", begin, PATIENCE)
 
     def _begin(self, step: int, parent: str | None) -> None:
         known = {said["id"]: said["attempt"] for said in attempts_in(self.folder) if isinstance(said.get("id"), str)}
         number = max(attempt_folders(self.folder), default=-1) + 1
         folder = self.folder / f"attempt-{number}"
         folder.mkdir(parents=True)  # fails if another process was quicker
-        self.attempt, self._ends = number, {_GROUPS: sys.maxsize}  # begun again where what follows fails
+        self.attempt, self._ends = number, {_GROUPS_FILE: sys.maxsize}  # begun again where what follows fails
         if self._prompts is not None and not (self.folder / self._prompts[0]).exists():
             name, content = self._prompts
             how: dict[str, Any] = {"compression": "zstd", "write_page_checksum": True}
@@ -220,13 +219,13 @@ class Journal:
         about = {"attempt": number, "id": new, "parent": known.get(parent or ""), "after": step}
         about |= {"began": time.time(), **self.meta}
         said, head = sealed(_json({**about, "package": package_version()})), GROUPS.serialize()
-        write_file(folder / _GROUPS, lambda file: file.write(head))
+        write_file(folder / _GROUPS_FILE, lambda file: file.write(head))
         write_file(folder / "attempt.json", lambda file: file.write(said))
         sync_directory(folder)
         sync_directory(self.folder)
         self._release()
         self.id, self._last = new, step
-        self._ends, self._head_crc = {_GROUPS: len(head)}, zlib.crc32(head)
+        self._ends, self._head_crc = {_GROUPS_FILE: len(head)}, zlib.crc32(head)
 
     def _release(self) -> None:
         while self._files:
@@ -296,12 +295,12 @@ class Journal:
         def write() -> None:
             missing = {"missing": lost or self._unwritable} if lost or self._unwritable else {}
             crc = zlib.crc32(batch, self._head_crc)
-            where = {"offset": self._ends[_GROUPS], "bytes": len(batch), "groups_crc": crc}
-            end = self._append(_GROUPS, batch)
+            where = {"offset": self._ends[_GROUPS_FILE], "bytes": len(batch), "groups_crc": crc}
+            end = self._append(_GROUPS_FILE, batch)
             said = _json({**line, **where, **missing})[:-1] + accounts
-            self._ends[_STEPS] = self._append(_STEPS, sealed(said))
+            self._ends[_STEPS_FILE] = self._append(_STEPS_FILE, sealed(said))
             self._unwritable, self._last = "", int(step)
-            self._ends[_GROUPS] = end  # until then the batch is written again
+            self._ends[_GROUPS_FILE] = end  # until then the batch is written again
 
         self._put(step, write)
 
@@ -328,7 +327,7 @@ class Journal:
         said = sealed(_json({**line, "metrics": numbers(metrics), "prompts": dict(prompts or {})}))
 
         def write() -> None:
-            self._ends[_VALIDATIONS] = self._append(_VALIDATIONS, said)
+            self._ends[_VALIDATIONS_FILE] = self._append(_VALIDATIONS_FILE, said)
 
         self._put(None, write)
 
@@ -546,11 +545,11 @@ def attempts_in(folder: Path) -> list[dict[str, Any]]:
     for number, path in attempt_folders(folder).items():
         try:
             said = json.loads(unsealed(read_file(path / "attempt.json", 1 << 20)[:-1]))
-            numbers = [said["attempt"], said["after"], said["parent"]]
-            if numbers[0] != number or not all(type(x) is int for x in numbers if x is not None):
-                raise ValueError(f"it says {numbers}")
+            place = [said["attempt"], said["after"], said["parent"]]
+            if place[0] != number or not all(type(x) is int for x in place if x is not None):
+                raise ValueError(f"it says {place}")
         except (FileNotFoundError, NotADirectoryError):
-            if (path / _STEPS).exists():
+            if (path / _STEPS_FILE).exists():
                 raise JournalError(f"{path / 'attempt.json'} is gone, and the attempt has steps") from None
             continue
         except (ValueError, TypeError, LookupError, RecursionError) as error:
