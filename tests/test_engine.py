@@ -1252,9 +1252,9 @@ def test_what_prompts_that_left_the_data_set_had_paid_leaves_aeros_pool():
     engine, world = make_engine(**setting, p=np.full(40, 0.2))
     Arrivals(world).step(engine, 1)
     gone = int((engine.flight.index >= 20).sum())
-    assert gone and engine._pool == 4 * len(engine.living)  # 8 rollouts a prompt, 4 of which explore
+    assert gone and engine._unspent == 4 * len(engine.living)  # 8 rollouts a prompt, 4 of which explore
     again, _ = without(np.arange(20, 40), engine, world, **setting)
-    assert again._pool == engine._pool - 4 * gone
+    assert again._unspent == engine._unspent - 4 * gone
 
 
 @pytest.mark.parametrize("refill", [False, True])
@@ -1263,17 +1263,17 @@ def test_aeros_pool_is_paid_by_the_prompts_that_the_cap_lets_through(refill):
     parts = ("epoch", "aero", "aero", "beta")
     engine, _ = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), refill=refill, max_rollouts_per_step=24)
     assert engine.begin(1).rollouts == 24
-    assert engine._pool == 6 * (8 - 4)
+    assert engine._unspent == 6 * (8 - 4)
 
 
 def test_a_top_up_that_lost_rollouts_costs_aeros_pool_nothing_more():
     """Its group closes with what it has: a further one was taken from the pool, and never sent."""
     engine, world = made("aero", AsyncFacts(warmup=8), p=np.zeros(64))
     topups = engine.receive(world.roll(engine.begin(1)))
-    pool, back = engine._pool, world.roll(topups)
+    pool, back = engine._unspent, world.roll(topups)
     back.lost[:] = 1
     assert engine.receive(back) is None and len(engine.ready) == 16
-    assert engine._pool == pool == 16 * 4 - 16 * 4
+    assert engine._unspent == pool == 16 * 4 - 16 * 4
 
 
 def test_first_rollouts_get_older_while_their_group_waits_for_a_top_up():

@@ -82,11 +82,11 @@ class AsyncEngine(Engine):
         self._born: dict[int, int] = {}
         # submission → what its prompt paid into the pool of top-ups; of the same groups
         self._paid: dict[int, int] = {}
-        self._pool = 0
+        self._unspent = 0  # what that pool has left
         # Of the step: prompts drawn, batches of the mini-steps taken.
         self._drawn = 0
         self._taken: list[StepResult] = []
-        self._own = 0  # groups that the step's mini-steps have taken and the filter had kept
+        self._taken_kept = 0  # groups that the step's mini-steps have taken and the filter had kept
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -95,7 +95,7 @@ class AsyncEngine(Engine):
         self._open_step(step, window=self._window(step))
         # What waits for a top-up is a weight update older by the time it is reviewed.
         self.tracker.open = replace(self.tracker.open, lag=self.tracker.open.lag + 1)
-        self._drawn = self._own = 0
+        self._drawn = self._taken_kept = 0
         self._expire()
         self.recorder.begun(step)
         requests = self._fill(Requests.none(), refill=True)
@@ -172,9 +172,9 @@ class AsyncEngine(Engine):
         note, have = "", len(self.ready)
         if self.starved:
             closed = Closed.concat([*self._taken, self.ready, *self.tracker.closed])
-            note, falls_back = self.tracker.resort(closed, self._own + have)
+            note, falls_back = self.tracker.resort(closed, self._taken_kept + have)
             if not have:
-                note = self.tracker.shortage(closed, self._own)
+                note = self.tracker.shortage(closed, self._taken_kept)
             if falls_back:  # every mini-step gets its part of what there is
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
@@ -185,7 +185,7 @@ class AsyncEngine(Engine):
         self.ready = self.ready.select(~first)
         batch.zero_row = self.tracker.zero_rows(batch.groups, batch.trained, batch.trains)
         batch.trains = batch.trains & ~batch.zero_row
-        self._own += min(have, len(batch))
+        self._taken_kept += min(have, len(batch))
         result = StepResult(**vars(batch), ledger=Ledger(), note=note, rounds=self.progress.round)
         self._taken.append(result)
         self._measure()
@@ -197,12 +197,12 @@ class AsyncEngine(Engine):
         left = Closed.concat([*self._taken, *self.tracker.closed]).sorted()
         self.tracker.level(self.ready.groups)
         note = next((r.note for r in self._taken if r.note), "")
-        note = self.tracker.fallback(note, sum(len(r.groups) for r in self._taken) - self._own)
+        note = self.tracker.fallback(note, sum(len(r.groups) for r in self._taken) - self._taken_kept)
         result = StepResult(**vars(left), ledger=self.ledger, note=note, rounds=self.progress.round)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
         self._paid = {submission: paid for submission, paid in self._paid.items() if submission in living}
-        self._pool = min(self._pool, sum(self._paid.values()))
+        self._unspent = min(self._unspent, sum(self._paid.values()))
         self._close_step(result)
         return result
 
@@ -237,7 +237,7 @@ class AsyncEngine(Engine):
         if wanted > 0:
             busy = np.concatenate([self.flight.row, self.ready.groups.row])
             # A step with nothing to train on, nor to fall back on, goes ungated rather than end the run.
-            idle = self.starved and not (len(self.ready) or self._own or len(self._spare()))
+            idle = self.starved and not (len(self.ready) or self._taken_kept or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
             self._born.update(dict.fromkeys(fresh.submission.tolist(), self.progress.step))
@@ -275,7 +275,7 @@ class AsyncEngine(Engine):
         progress.planned += int(n.sum())
         submission = self._submissions(len(rows))
         if fund is not None:
-            self._pool += int(fund[:fits].sum())
+            self._unspent += int(fund[:fits].sum())
             self._paid.update(zip(submission.tolist(), fund[:fits].tolist(), strict=True))
         return Requests(submission, index, rows, n, np.zeros(len(rows), dtype=np.int64))
 
@@ -326,8 +326,8 @@ class AsyncEngine(Engine):
         more = self.tracker.review(alive, ~old)
         more = fit(more, self.progress.room)
         if self._paid:
-            more = fit(more, self._pool)
-            self._pool -= int(np.maximum(more, 0).sum())
+            more = fit(more, self._unspent)
+            self._unspent -= int(np.maximum(more, 0).sum())
         if (more == HOLD).any():
             raise AdaptiveError(
                 f"an asynchronous trainer holds no groups back, yet {int((more == HOLD).sum())} reviews said {HOLD}"
@@ -394,7 +394,7 @@ class AsyncEngine(Engine):
                 "ready_trains": self.ready.trains,
                 "born_submission": submissions,
                 "paid": np.array([self._paid.get(int(t), -1) for t in submissions], dtype=np.int64),
-                "pool": self._pool,
+                "pool": self._unspent,
                 "born_step": np.array([self._born[int(t)] for t in submissions], dtype=np.int64),
             },
         }
@@ -431,4 +431,4 @@ class AsyncEngine(Engine):
         self.tracker.gone = Groups.concat([self.tracker.gone, waiting.select(~stays)])
         for submission in lost.tolist():
             self._paid.pop(submission, None)
-        self._pool = min(int(stream["pool"]), sum(self._paid.values()))
+        self._unspent = min(int(stream["pool"]), sum(self._paid.values()))
