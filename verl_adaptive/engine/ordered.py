@@ -100,8 +100,8 @@ class _Step:
         submissions: all that were sent.
         closed, holding: groups that are closed or held, once their submissions commit.
         sent: candidates that were sent.
-        waves: times that any were.
-        behind: candidates that were to be sent last, and for which the cap had no room.
+        rounds: times that any were.
+        unsent: candidates that were to be sent last, and for which the cap had no room.
         candidates_over: the cap has no room for another one, whatever comes back.
         first_fund: what the prompts of the first request pay into the pool; None: there is no pool.
         head: submissions that can commit.
@@ -116,8 +116,8 @@ class _Step:
     closed: list[Closed] = field(default_factory=list)
     holding: list[Groups] = field(default_factory=list)
     sent: int = 0
-    waves: int = 0
-    behind: int = 0
+    rounds: int = 0
+    unsent: int = 0
     candidates_over: bool = False
     first_fund: np.ndarray | None = None
     head: int = 0
@@ -205,7 +205,7 @@ class OrderedEngine(Engine):
         tracker.closed.append(closed)
         tracker.learn(closed.groups)
         alive = closed.groups.select(~closed.groups.failed)
-        progress.kept, progress.open, progress.round = int(closed.trained.sum()), 0, step.waves
+        progress.kept, progress.open, progress.round = int(closed.trained.sum()), 0, step.rounds
         progress.planned = int(t.spent[: step.head].sum())
         if len(alive):
             self.policy.observe(alive, progress)
@@ -286,7 +286,7 @@ class OrderedEngine(Engine):
             if fits < len(n) and least[fits] > cap:
                 self.tracker.why = self.progress.capped
                 step.candidates_over = True
-            step.behind = len(n) - fits
+            step.unsent = len(n) - fits
             rows, n, further = rows[:fits], n[:fits], further[:fits]
             part = slice(part.start, part.start + fits)
         if not len(rows):
@@ -301,7 +301,7 @@ class OrderedEngine(Engine):
         )
         requests = Requests(submission, candidates.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
         step.sent += len(rows)
-        step.waves += 1
+        step.rounds += 1
         self.flight = Requests.join([self.flight, requests]).sorted()
         return self._longest_first(requests)
 
@@ -349,7 +349,7 @@ class OrderedEngine(Engine):
         if step.candidates_over:
             return 0
         if not self.config.refill:
-            return step.behind  # what the step's request still lacks, for want of room under the cap
+            return step.unsent  # what the step's request still lacks, for want of room under the cap
         if self.tracker.lenient:
             return max(0, min(self._most, self._end() - len(t)))
         kept, unresolved = t.amount(_KEPT), t.amount(_FLIGHT, _ASKING)
@@ -430,7 +430,7 @@ class OrderedEngine(Engine):
         t, allocator = self._step.submissions, self.policy.allocator
         parts = []
         while len(asking := np.flatnonzero(t.status == _ASKING)):
-            yes, no = self._answers(asking)
+            yes, no = self._certain(asking)
             if not (yes.any() or no.any()):
                 break
             open_ = self.tracker.open
@@ -457,7 +457,7 @@ class OrderedEngine(Engine):
         self.flight = Requests.join([self.flight, topups]).sorted()
         return topups
 
-    def _answers(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    def _certain(self, asking: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Of the submissions at these places: which surely get their top-up, and which surely do not."""
         step = self._step
         t = step.submissions
