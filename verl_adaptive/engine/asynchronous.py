@@ -172,9 +172,9 @@ class AsyncEngine(Engine):
         note, have = "", len(self.ready)
         if self.starved:
             closed = Closed.concat([*self._taken, self.ready, *self.tracker.closed])
-            note, falls_back = self.tracker.resort(closed, self._taken_kept + have)
+            note, falls_back = self.tracker.on_exhausted(closed, self._taken_kept + have)
             if not have:
-                note = self.tracker.shortage(closed, self._taken_kept)
+                note = self.tracker.shortage_note(closed, self._taken_kept)
             if falls_back:  # every mini-step gets its part of what there is
                 count = min(share, math.ceil((have + len(self._spare())) / left))
                 self._bring_back(count - have)
@@ -195,9 +195,9 @@ class AsyncEngine(Engine):
     def finish(self) -> StepResult:
         """The account of the step: all groups that left the window in it, trained or dropped."""
         left = Closed.concat([*self._taken, *self.tracker.closed]).sorted()
-        self.tracker.level(self.ready.groups)
+        self.tracker.count_held(self.ready.groups)
         note = next((r.note for r in self._taken if r.note), "")
-        note = self.tracker.fallback(note, sum(len(r.groups) for r in self._taken) - self._taken_kept)
+        note = self.tracker.fallback_note(note, sum(len(r.groups) for r in self._taken) - self._taken_kept)
         result = StepResult(**vars(left), ledger=self.ledger, note=note, rounds=self.progress.round)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
@@ -339,7 +339,7 @@ class AsyncEngine(Engine):
             self._close(closed)
             self.policy.observe(done, self.progress)
         again = alive.select(more > 0)
-        self.tracker.put(again)
+        self.tracker.reopen(again)
         return Requests.topups(again, more[more > 0])
 
     def _close(self, closed: Closed) -> None:

@@ -90,8 +90,8 @@ class GroupTracker:
         more[asks] = answers.more(self.policy.allocator, "review", groups.select(asks), self.progress)
         return more
 
-    def put(self, groups: Groups) -> None:
-        """These groups are open again."""
+    def reopen(self, groups: Groups) -> None:
+        """These groups wait for a top-up, or for a decision about one."""
         if len(groups):
             self.open = Groups.concat([self.open, groups]).sorted()
 
@@ -115,11 +115,11 @@ class GroupTracker:
             self.closed.append(Closed.of(drop, "expired"))
             self.learn(drop)
             self.policy.observe(drop, self.progress)
-        self.put(back)
+        self.reopen(back)
         return Requests.topups(back, more[more > 0])
 
-    def level(self, *ready: Groups) -> None:
-        """The account's level when a step ends: rollouts that were generated and not decided about."""
+    def count_held(self, *ready: Groups) -> None:
+        """Count the rollouts that were generated and are not decided about when a step ends."""
         here = Groups.concat([*ready, self.open, self.held, self.gone, self.behind])
         self.ledger.rollouts.held, self.ledger.tokens.held = here.rollouts, int(here.tokens.sum())
 
@@ -160,7 +160,7 @@ class GroupTracker:
     # -- a step's end ---------------------------------------------------------------------------------------
 
     def batch(self, closed: Closed) -> StepResult:
-        """Settle a step's batch: the first B kept groups in submission order.
+        """A step's batch: the first B kept groups in submission order.
 
         Args:
             closed: all groups of the step, in submission order.
@@ -170,18 +170,18 @@ class GroupTracker:
         """
         groups, outcome, trains = closed.groups, closed.outcome.copy(), closed.trains.copy()
         kept = int(closed.trained.sum())
-        note, falls_back = self.resort(closed, kept)
+        note, falls_back = self.on_exhausted(closed, kept)
         if falls_back:
             fill = self.spare(closed)[: self.facts.batch - kept]
             if not kept and not len(fill):
                 raise Exhausted(note)
             outcome[fill] = "trained"
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
-            note = self.fallback(note, len(fill))
+            note = self.fallback_note(note, len(fill))
         zero_row = self.zero_rows(groups, outcome == "trained", trains)
         return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, note, self.progress.round)
 
-    def resort(self, closed: Closed, kept: int) -> tuple[str, bool]:
+    def on_exhausted(self, closed: Closed, kept: int) -> tuple[str, bool]:
         """What ``adaptive.on_exhausted`` says of a step that gets no further groups: a note, and whether it falls back on groups
         that it dropped.
 
@@ -197,13 +197,13 @@ class GroupTracker:
         """
         config = self.config
         short = self.wants(kept) if config.refill else bool(self.why) and len(closed) < self.facts.batch
-        note = self.shortage(closed, kept) if short or not kept else ""
+        note = self.shortage_note(closed, kept) if short or not kept else ""
         if short and config.on_exhausted == "raise":
             raise Exhausted(note)
         return note, not kept or (short and config.on_exhausted == "relax")
 
     @staticmethod
-    def fallback(note: str, groups: int) -> str:
+    def fallback_note(note: str, groups: int) -> str:
         """The note of a step that trains on this many groups that it dropped."""
         if not groups:
             return note
@@ -244,8 +244,8 @@ class GroupTracker:
             ledger.drop(reason, tokens[groups.rollout_mask(result.outcome == reason)])
         self.total.add(ledger)
 
-    def shortage(self, closed: Closed, kept: int) -> str:
-        """Why a batch is short, for people; arguments as :meth:`resort`."""
+    def shortage_note(self, closed: Closed, kept: int) -> str:
+        """Why a batch is short, for people; arguments as :meth:`on_exhausted`."""
         names, amounts = np.unique(closed.outcome.astype(str), return_counts=True)
         listed = ", ".join(f"{v} {k}" for k, v in zip(names, amounts, strict=True)) or "none finished"
         unasked = (

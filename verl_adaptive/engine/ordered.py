@@ -210,7 +210,7 @@ class OrderedEngine(Engine):
         if len(alive):
             self.policy.observe(alive, progress)
         tracker.hold(held)
-        tracker.level()
+        tracker.count_held()
         self._explain()
         result = tracker.batch(Closed.concat(tracker.closed).sorted())
         self._close_step(result)
@@ -409,7 +409,7 @@ class OrderedEngine(Engine):
             t.status[at], t.topup[at] = _ASKING, topup
             further = np.maximum(answers.most(allocator, asking.n, t.stage[at]), topup)
             t.further[at] = np.minimum(further, t.further[at]) if bounded else further
-            self.tracker.put(asking)
+            self.tracker.reopen(asking)
 
     def _close(self, closed: Closed) -> None:
         step = self._step

@@ -14,7 +14,7 @@ from verl_adaptive.roles import HOLD, Allocator
 class PooledAllocator(Allocator):
     """An allocator whose top-ups depend on more than the group's own rollouts.
 
-    :meth:`review` still says what a group would get by itself. What groups share, the engine settles in the order of
+    :meth:`review` still says what a group would get by itself. What groups share, the engine gives out in the order of
     submission, by what the allocator says here.
 
     Attributes:
