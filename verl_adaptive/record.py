@@ -109,7 +109,7 @@ class Recorder(Listener):
                 error,
             )
             return
-        engine.recorder = self
+        engine.listener = self
         engine.prompt_source.source = _Overheard(engine.prompt_source.source, self)
 
     def close(self, error: OSError | None = None) -> None:

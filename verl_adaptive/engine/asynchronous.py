@@ -97,9 +97,9 @@ class AsyncEngine(Engine):
         self.tracker.open = replace(self.tracker.open, lag=self.tracker.open.lag + 1)
         self._drawn = self._taken_kept = 0
         self._expire()
-        self.recorder.begun(step)
+        self.listener.begun(step)
         requests = self._fill(Requests.none(), refill=True)
-        self.recorder.asked(requests)
+        self.listener.asked(requests)
         return requests
 
     def receive(self, results: Groups) -> Requests | None:
@@ -109,7 +109,7 @@ class AsyncEngine(Engine):
         topups = self._judge(groups)
         self._expire()
         requests = self._fill(topups, refill=self.config.refill)
-        self.recorder.asked(requests)
+        self.listener.asked(requests)
         return requests
 
     def revive(self) -> Requests | None:
@@ -121,9 +121,9 @@ class AsyncEngine(Engine):
         """
         if not self.starved or len(self.ready):
             return None
-        self.recorder.revived()
+        self.listener.revived()
         requests = self._fill(Requests.none(), refill=True)
-        self.recorder.asked(requests)
+        self.listener.asked(requests)
         return requests
 
     def reissued(self, submissions: np.ndarray, step: int) -> None:
@@ -189,7 +189,7 @@ class AsyncEngine(Engine):
         result = StepResult(**vars(batch), ledger=Ledger(), note=note, rounds=self.progress.round)
         self._taken.append(result)
         self._measure()
-        self.recorder.took(result)
+        self.listener.took(result)
         return result
 
     def finish(self) -> StepResult:

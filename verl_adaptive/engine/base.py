@@ -47,7 +47,7 @@ class Engine(ABC):
         flight: asked for and not back, in submission order.
         progress: the step in hand, as the roles see it.
         pool: int64 ``(M,)``, table rows of the distinct prompts.
-        recorder: is told what happens.
+        listener: is told what happens.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class Engine(ABC):
         self.row_of, self.pool = self.prompt_source.row_of, self.prompt_source.pool
         self.tracker = GroupTracker(policy, table, config, facts, skip_zero=skip_zero)
         self.flight = Requests.none()
-        self.recorder = Listener()
+        self.listener = Listener()
         self.progress: Progress
         self._submission = 0
         policy.bind(table, facts)
@@ -105,7 +105,7 @@ class Engine(ABC):
 
     def abandon(self, rollouts: int, tokens: int) -> None:
         """Count what requests that are given up had generated: it was paid for."""
-        self.recorder.abandoned(rollouts, tokens)
+        self.listener.abandoned(rollouts, tokens)
         for account, amount in ((self.ledger.rollouts, rollouts), (self.ledger.tokens, tokens)):
             account.generated += amount
             account.drop("aborted", amount)
@@ -200,14 +200,14 @@ class Engine(ABC):
         self.tracker.account(result)
         self.progress.epoch = self.prompt_source.epoch(self.total.rollouts.generated)
         self.policy.end_step(self.progress)
-        self.recorder.finished(result)
+        self.listener.finished(result)
 
     def _landed(self, results: Groups) -> Groups:
         """What came back, out of flight and joined to its groups; AdaptiveError if it was not asked for, or came back twice."""
         back = np.isin(self.flight.submission, results.submission)
         if back.sum() != len(results):
             raise AdaptiveError("results do not match the requests in flight")
-        self.recorder.received(results)
+        self.listener.received(results)
         self.flight = self.flight.select(~back)
         return self.tracker.join(results)
 

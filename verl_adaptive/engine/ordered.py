@@ -140,7 +140,7 @@ class OrderedEngine(Engine):
 
     def begin(self, step: int) -> Requests | None:
         self._open_step(step, keep_rate=self.keep_rate if self.config.refill else None)
-        self.recorder.begun(step)
+        self.listener.begun(step)
         recalled, reserve = self._recall(), 0
         plans = self.policy.sampler.plans_steps  # a plan of a step is one request, whatever its size
         wanted = answers.amount(self.policy.sampler, "round_size", self.progress)
@@ -163,7 +163,7 @@ class OrderedEngine(Engine):
         )
         self._count_recalled(recalled)
         first = self._fill(Requests.join([recalled, self._send(wanted)]))
-        self.recorder.asked(first)
+        self.listener.asked(first)
         return first
 
     def receive(self, results: Groups) -> Requests | None:
@@ -171,7 +171,7 @@ class OrderedEngine(Engine):
         topups = self._decide()
         self._advance()
         requests = self._fill(topups)
-        self.recorder.asked(requests)
+        self.listener.asked(requests)
         return requests
 
     @property
