@@ -68,6 +68,6 @@ class Progress:
         return 2**62 if self.cap is None else max(0, self.cap - self.planned)
 
     @property
-    def capped(self) -> str:
+    def why_capped(self) -> str:
         """Why a step gets no further rollouts, where it has no room."""
         return f"the step's cap of {self.cap} rollouts was reached"

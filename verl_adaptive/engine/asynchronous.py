@@ -265,7 +265,7 @@ class AsyncEngine(Engine):
         fund = answers.fund(policy.allocator, n, planned)
         fits = int(np.searchsorted(np.cumsum(n), progress.room, side="right"))
         if fits < len(rows):
-            self.tracker.why = progress.capped
+            self.tracker.why = progress.why_capped
         if prompt_source.picks:
             prompt_source.put_back(rows[fits:])
         else:
@@ -295,7 +295,7 @@ class AsyncEngine(Engine):
         if self.pooled is not None:
             wanted = answers.amount(self.pooled, "affordable", wanted, progress)
         if wanted < min(missing, most):
-            tracker.why = progress.capped
+            tracker.why = progress.why_capped
         return wanted
 
     def _viable(self) -> int:

@@ -150,7 +150,7 @@ class OrderedEngine(Engine):
                 wanted = answers.amount(self.pooled, "prompts", wanted, self.progress)
             asked, wanted = wanted, answers.amount(self.pooled, "affordable", wanted, self.progress)
             if wanted < asked and not self.config.refill:  # else more follow, as far as there is room
-                self.tracker.why = self.progress.capped
+                self.tracker.why = self.progress.why_capped
         if not plans:
             wanted = min(wanted, self._most_drawn)
         busy, ungated = np.concatenate([self.held.row, recalled.row]), self.config.on_exhausted != "raise"
@@ -284,7 +284,7 @@ class OrderedEngine(Engine):
             least = t.spent.sum() + np.cumsum(n)
             fits = int(np.argmax(worst > cap)) if (worst > cap).any() else len(n)
             if fits < len(n) and least[fits] > cap:
-                self.tracker.why = self.progress.capped
+                self.tracker.why = self.progress.why_capped
                 step.candidates_over = True
             step.unsent = len(n) - fits
             rows, n, further = rows[:fits], n[:fits], further[:fits]

@@ -115,7 +115,7 @@ class PromptSource:
             )
         plan = planned if self.sampler.plans_steps and planned is not None else _NONE
         if len(plan) and 0 <= room - plan.sum() < plan.min():  # no room for another of the smallest
-            self.ended = progress.capped
+            self.ended = progress.why_capped
         return rows, planned
 
     def draw(self, count: int, progress: Progress, busy: np.ndarray) -> tuple[np.ndarray, np.ndarray | None]:
