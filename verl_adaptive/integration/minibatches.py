@@ -24,7 +24,7 @@ from verl_adaptive.integration.advantage import EstimatorContext, provide
 from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.queue import Batch
-from verl_adaptive.integration.rows import alone, longer, padding_row
+from verl_adaptive.integration.rows import longer, padding_row, unseen_advantages
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.stream_session import StreamSession
@@ -263,7 +263,7 @@ class MinibatchMixin(_Trainer):
         if len(seen) < len(batch):
             self._fill_padding(batch, seen)
             found = replace(found, keys=batch.keys, tags=batch.tags)
-        self._mend_alone(batch.partition_id, done)
+        self._write_unseen_advantages(batch.partition_id, done)
         return found
 
     def _fill_padding(self, batch: KVBatchMeta, seen: KVBatchMeta) -> None:
@@ -275,10 +275,10 @@ class MinibatchMixin(_Trainer):
         rows = [{name: torch.zeros(len(mask)) for name in names} for mask in masks["response_mask"]]
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows))
 
-    def _mend_alone(self, partition_id: str, done: Batch) -> None:
-        """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.alone`."""
+    def _write_unseen_advantages(self, partition_id: str, done: Batch) -> None:
+        """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.unseen_advantages`."""
         algorithm = self.config.algorithm
-        groups, advantages = alone(
+        groups, advantages = unseen_advantages(
             done.result,
             self.engine.policy.advantage,
             estimator=str(algorithm.adv_estimator),

@@ -73,7 +73,9 @@ def longer(row: dict, tag: dict, eos: int) -> tuple[dict, dict]:
     return row, {**tag, "response_len": tag["response_len"] + 1, "seq_len": tag["seq_len"] + 1}
 
 
-def alone(result: StepResult, role: Advantage, *, estimator: str, by_std: bool) -> tuple[np.ndarray, np.ndarray]:
+def unseen_advantages(
+    result: StepResult, role: Advantage, *, estimator: str, by_std: bool
+) -> tuple[np.ndarray, np.ndarray]:
     """Trained groups whose advantage verl cannot see in the rows that it gets, and what it is.
 
     Two kinds. A batch of which every row has zero advantage keeps one row all the same, for verl to have a step:
@@ -84,7 +86,6 @@ def alone(result: StepResult, role: Advantage, *, estimator: str, by_std: bool) 
 
     Args:
         result: of the step, or of the mini-step.
-        role: the advantage role of the run.
         estimator: ``algorithm.adv_estimator``.
         by_std: ``algorithm.norm_adv_by_std_in_grpo``.
 
