@@ -251,7 +251,7 @@ def test_resume_is_exact(setup, seed) -> None:
 
     other_world = copy.deepcopy(world)
     resumed, _ = build(setup, table=StatsTable.from_arrow(engine.table.to_arrow()))
-    resumed.prompt_source.source = other_world.source
+    resumed.prompt_source.stream = other_world.source
     resumed.load_state_dict(decode_state(encode_state(engine.state_dict())))
     runs = [RandomWorkers(engine, world, seed), RandomWorkers(resumed, other_world, seed + 1)]
     for step in range(3, 6):
@@ -958,7 +958,7 @@ def test_an_async_resume_goes_on_bit_for_bit_and_a_record_replays(policy, stream
     table = StatsTable.from_arrow(engine.table.to_arrow())
     again, _ = made(policy, stream, world=world, table=table)
     again.load_state_dict(states(engine))
-    again.prompt_source.source = copy.deepcopy(world.source)
+    again.prompt_source.stream = copy.deepcopy(world.source)
     twin = copy.deepcopy(arrivals)
     for step in range(cut + 1, 10):
         if engine.finished:
@@ -1194,7 +1194,7 @@ def test_pilots_leave_room_under_a_cap_for_their_commits():
 def in_sync(like: AsyncEngine) -> OrderedEngine:
     config = copy.deepcopy(like.config)
     table = StatsTable.from_arrow(like.table.to_arrow())
-    return OrderedEngine(build_policy(config), table, config, like.facts, like.row_of, like.prompt_source.source)
+    return OrderedEngine(build_policy(config), table, config, like.facts, like.row_of, like.prompt_source.stream)
 
 
 @pytest.mark.parametrize("policy", ["greso", "pilot_commit"])

@@ -110,7 +110,7 @@ class Recorder(Listener):
             )
             return
         engine.listener = self
-        engine.prompt_source.source = _Overheard(engine.prompt_source.source, self)
+        engine.prompt_source.stream = _Overheard(engine.prompt_source.stream, self)
 
     def close(self, error: OSError | None = None) -> None:
         """Finish the file; ``error``: why the recording ends before the run."""
@@ -181,11 +181,11 @@ class Recorder(Listener):
 class _Overheard:
     """The prompt stream, with every answer written down."""
 
-    def __init__(self, source: PromptStream, recorder: Recorder) -> None:
-        self._source, self._recorder, self.size = source, recorder, source.size
+    def __init__(self, stream: PromptStream, recorder: Recorder) -> None:
+        self._stream, self._recorder, self.size = stream, recorder, stream.size
 
     def take(self, count: int) -> np.ndarray:
-        positions = self._source.take(count)
+        positions = self._stream.take(count)
         self._recorder.pulled(np.asarray(positions))
         return positions
 
@@ -356,8 +356,8 @@ def _load_engine(folder: Path, events: Iterator[tuple[int, dict[str, Any]]]) -> 
     try:
         policy = build_policy(config)
         policy.advantage.group_relative = group_relative
-        row_of, source = np.asarray(state["row_of"], dtype=np.int64), _Script(events, int(state["engine"]["size"]))
-        engine = make_engine(policy, table, config, facts, row_of, source, skip_zero=skip_zero, async_facts=async_facts)
+        row_of, stream = np.asarray(state["row_of"], dtype=np.int64), _Script(events, int(state["engine"]["size"]))
+        engine = make_engine(policy, table, config, facts, row_of, stream, skip_zero=skip_zero, async_facts=async_facts)
         engine.load_state_dict(state["engine"])
     except _STRANGE as error:
         raise RecordError(f"{path} and {START} make no engine: {error!r}") from error

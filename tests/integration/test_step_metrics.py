@@ -198,6 +198,6 @@ def test_what_a_resume_begins_with_is_bound_once_more(tmp_path) -> None:
         table = StatsTable()
         row_of = table.rows_for(twice.table.keys)
         again = make(twice.policy, table, twice.config, twice.facts, row_of, World(np.full(40, 0.5)).source)
-        first.prompt_source.source = World(np.full(40, 0.5)).source
+        first.prompt_source.stream = World(np.full(40, 0.5)).source
         asked = [engine.begin(1) for engine in (first, again)]
         assert np.array_equal(asked[0].row, asked[1].row) and np.array_equal(asked[0].n, asked[1].n), words

@@ -109,7 +109,7 @@ def test_a_resume_makes_no_difference():
     play(first, LEVELS, range(1, 5))
     second = make_engine("epoch", {"name": "pilot_commit"}, "band", p=LEVELS, batch=BATCH, n=N, table=first.table)[0]
     second.load_state_dict(first.state_dict())
-    second.prompt_source.source = first.prompt_source.source
+    second.prompt_source.stream = first.prompt_source.stream
     later = play(second, LEVELS, range(5, 9))
     for a, b in zip(wanted[4:], later, strict=True):
         np.testing.assert_array_equal(a.groups.row, b.groups.row)

@@ -39,7 +39,7 @@ class Engine(ABC):
         config: the ``adaptive`` group.
         facts: what the run is.
         row_of: int64 ``(D,)``, the table row of every data-set position.
-        source: the prompt stream (unused by pool samplers).
+        stream: the prompt stream (unused by pool samplers).
         skip_zero: leave rollouts of exactly zero advantage out of training.
 
     Attributes:
@@ -57,13 +57,13 @@ class Engine(ABC):
         config: AdaptiveConfig,
         facts: RunFacts,
         row_of: np.ndarray,
-        source: PromptStream,
+        stream: PromptStream,
         *,
         skip_zero: bool = True,
     ) -> None:
         self.policy, self.table, self.config, self.facts = policy, table, config, facts
         self.pooled = policy.allocator if isinstance(policy.allocator, PooledAllocator) else None
-        self.prompt_source = PromptSource(policy.sampler, facts, row_of, source)
+        self.prompt_source = PromptSource(policy.sampler, facts, row_of, stream)
         self.row_of, self.pool = self.prompt_source.row_of, self.prompt_source.pool
         self.tracker = GroupTracker(policy, table, config, facts, skip_zero=skip_zero)
         self.flight = Requests.none()

@@ -47,8 +47,8 @@ class PromptSource:
         ended: why this step gets no further prompts, or an empty string.
     """
 
-    def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, source: PromptStream) -> None:
-        self.sampler, self.facts, self.source = sampler, facts, source
+    def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, stream: PromptStream) -> None:
+        self.sampler, self.facts, self.stream = sampler, facts, stream
         self.row_of = np.asarray(row_of, dtype=np.int64)
         pool, first = np.unique(self.row_of, return_index=True)
         order = np.argsort(first)
@@ -70,7 +70,7 @@ class PromptSource:
         if self.picks:
             return generated / max(1, self.facts.n * len(self.pool))
         position, passes = self._since
-        return passes + (self.position - position) / self.source.size
+        return passes + (self.position - position) / self.stream.size
 
     # -- where prompts are ----------------------------------------------------------------------------------
 
@@ -145,11 +145,11 @@ class PromptSource:
             self.due = np.concatenate([rows, self.due])
 
     def pull(self, count: int) -> np.ndarray:
-        """Next positions of the stream: what was read ahead, then the source's."""
+        """Next positions of the stream: what was read ahead, then the rest from the stream itself."""
         if len(self.ahead):
             index, self.ahead = self.ahead[:count], self.ahead[count:]
             return index
-        return np.asarray(self.source.take(count), dtype=np.int64)
+        return np.asarray(self.stream.take(count), dtype=np.int64)
 
     def used(self, candidates: int, read: np.ndarray, decided: int, passed: np.ndarray) -> None:
         """So many candidates of a list are used.
@@ -173,7 +173,7 @@ class PromptSource:
         """Positions and rows, both: the data set may be another order of the same prompts when a run resumes."""
         return {
             "position": self.position,
-            "size": self.source.size,
+            "size": self.stream.size,
             "since": list(self._since),
             "ahead": self.row_of[self.ahead],
             "ahead_index": self.ahead,
@@ -184,7 +184,7 @@ class PromptSource:
         """Take up a saved state; prompts that have left the data set are left out."""
         self.position = int(state["position"])
         (position, passes), size = state["since"], state["size"]
-        if size != self.source.size:  # passes stay passes: of a larger data set as many positions would be fewer
+        if size != self.stream.size:  # passes stay passes: of a larger data set as many positions would be fewer
             position, passes = self.position, passes + (self.position - position) / size
         self._since = (int(position), float(passes))
         ahead = self.found(state["ahead"], state["ahead_index"])
@@ -244,7 +244,7 @@ class CandidateQueue:
                 self._pick()
                 if len(self) == before:
                     return
-            elif self._again and self._repeats and self._dry and self._dry % self._prompts.source.size == 0:
+            elif self._again and self._repeats and self._dry and self._dry % self._prompts.stream.size == 0:
                 return  # a whole pass of prompts that are candidates already: only a new lap helps
             else:
                 self._gate(count)
@@ -294,7 +294,7 @@ class CandidateQueue:
     def _gate(self, count: int) -> None:
         """Read on in the stream; the gate says which prompts become candidates."""
         prompts = self._prompts
-        size = prompts.source.size
+        size = prompts.stream.size
         read, gated_reads = len(self._raw), max(0, MAX_PASSES * size - prompts.pulled)
         gated = read < gated_reads
         if gated:
@@ -315,7 +315,7 @@ class CandidateQueue:
         # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
         most = min(most, size - self._dry % size)
         index = prompts.pull(most)
-        if len(index) > most:  # the source gives whole batches
+        if len(index) > most:  # the stream gives whole batches
             prompts.ahead = np.concatenate([index[most:], prompts.ahead])
             index = index[:most]
         place = read + np.arange(len(index), dtype=np.int64)

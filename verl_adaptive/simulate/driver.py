@@ -85,16 +85,16 @@ class Simulation:
             first = np.unique(row_of, return_index=True)[1]  # rows are numbered by first appearance
             policy.sampler = OracleBest(lambda rows: world.rates(first[rows]))
         facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
-        source = WorldPrompts(world.size, seed)
+        stream = WorldPrompts(world.size, seed)
         if isinstance(world, LearningWorld) and not world.batch:
             world.batch = batch  # the same rollouts in smaller groups move the model no further
         self.engine: Engine
         if reference in PEERS:
-            self.engine = VerlFilter(policy, table, config, facts, row_of, source)
+            self.engine = VerlFilter(policy, table, config, facts, row_of, stream)
         else:
             skip = config.skip_zero_advantage is not False
             self.engine = make_engine(
-                policy, table, config, facts, row_of, source, skip_zero=skip, async_facts=async_facts
+                policy, table, config, facts, row_of, stream, skip_zero=skip, async_facts=async_facts
             )
         self.step = 0
         self.requests: list[Requests] = []
