@@ -13,8 +13,8 @@ import pytest
 import transfer_queue as tq
 
 from tests.integration.common import empty, left
+from tests.integration.test_async_session import SlowWorkers, clean  # noqa: F401
 from tests.integration.test_session import PROMPTS, session_of
-from tests.integration.test_stream_session import SlowWorkers, clean  # noqa: F401
 from tests.world import POLICIES
 from verl_adaptive.integration.abort import Aborted
 

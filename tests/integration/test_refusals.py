@@ -25,13 +25,13 @@ from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import checks, compat, composing, guard, plugin
+from verl_adaptive.integration.async_session import NothingLeft
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
 from verl_adaptive.integration.compared_settings import differences
 from verl_adaptive.integration.minibatches import MinibatchMixin
 from verl_adaptive.integration.notes import BYPASS_LOSS
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.run_plan import RunPlan
-from verl_adaptive.integration.stream_session import NothingLeft
 from verl_adaptive.integration.trainer import AdaptiveMixin
 from verl_adaptive.simulate.presets import preset_names
 

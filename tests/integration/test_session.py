@@ -32,6 +32,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import monitor, rewards
 from verl_adaptive.integration.abort import Aborted
 from verl_adaptive.integration.advantage import register_estimator, trajectory_rows
+from verl_adaptive.integration.async_session import AsyncSession
 from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.integration.minibatches import StepState
@@ -40,7 +41,6 @@ from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.rewards import read_rewards
 from verl_adaptive.integration.rollout_client import RolloutHandles, deal
 from verl_adaptive.integration.session import Session
-from verl_adaptive.integration.stream_session import StreamSession
 
 BATCH, N, PROMPTS = 4, 8, 40
 
@@ -656,7 +656,7 @@ def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypat
     facts = AsyncFacts(warmup=ahead) if ahead else None
     there = SimpleNamespace(p=world.p, source=stream)
     engine, handles = engine_of(config, there, batch=BATCH, n=N, async_facts=facts), RolloutHandles(len, lambda: 1)
-    session = StreamSession(engine, stream, handles) if ahead else Session(engine, stream, handles, Workers())
+    session = AsyncSession(engine, stream, handles) if ahead else Session(engine, stream, handles, Workers())
     # what is read is between stream and engine: no queue, and nobody generates
     session.queue, session.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(session.engine.flight)
     for _ in range(3):

@@ -21,13 +21,13 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from verl_adaptive.engine import Engine
 from verl_adaptive.integration.advantage import EstimatorContext, provide
+from verl_adaptive.integration.async_session import AsyncSession
 from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rows import longer, padding_row, unseen_advantages
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
-from verl_adaptive.integration.stream_session import StreamSession
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -60,7 +60,7 @@ class MinibatchMixin(_Trainer):
 
     plan: RunPlan
     engine: Engine
-    session: Session | StreamSession
+    session: Session | AsyncSession
     _now: StepState
 
     def _balance_batch(

@@ -8,9 +8,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
+from verl_adaptive.integration.async_session import AsyncSession
 from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.session import Session
-from verl_adaptive.integration.stream_session import StreamSession
 
 
 class AdaptiveReplayBuffer(ReplayBuffer):
@@ -31,7 +31,7 @@ class AdaptiveReplayBuffer(ReplayBuffer):
                 "`verl-adaptive doctor` (VERL_USE_EXTERNAL_PLUGINS must not leave it out)",
             )
         super().__init__(**kwargs)
-        self.session: Session | StreamSession  # from the trainer, when it has its data set
+        self.session: Session | AsyncSession  # from the trainer, when it has its data set
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
@@ -51,7 +51,7 @@ class AdaptiveReplayBuffer(ReplayBuffer):
         made.extra_info = batch.extra_info
         return made
 
-    def _batch(self, session: Session | StreamSession) -> KVBatchMeta:
+    def _batch(self, session: Session | AsyncSession) -> KVBatchMeta:
         batch = session.complete()
         return KVBatchMeta(partition_id=PARTITION, keys=batch.keys, tags=batch.tags)
 
@@ -62,7 +62,7 @@ class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
     It counts prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
     """
 
-    session: StreamSession
+    session: AsyncSession
     groups_per_prompt: int = 1
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:

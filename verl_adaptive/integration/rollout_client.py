@@ -1,6 +1,6 @@
 """An engine on verl's rollout workers: carries its requests there and brings back what is done.
 
-:mod:`.queue` knows the rows. :mod:`.session` and :mod:`.stream_session` run the steps.
+:mod:`.queue` knows the rows. :mod:`.session` and :mod:`.async_session` run the steps.
 """
 
 from __future__ import annotations

@@ -17,13 +17,13 @@ import transfer_queue as tq
 
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
+from verl_adaptive.integration.async_session import AsyncSession
 from verl_adaptive.integration.dataloader import identity_columns, refuse_own_numbers
 from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.resume import SAVED, check_resume, resume_of
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.session import Session
-from verl_adaptive.integration.stream_session import StreamSession
 from verl_adaptive.stats import (
     Journal,
     SnapshotMissing,
@@ -202,7 +202,7 @@ class RunStore:
     # -- snapshots ------------------------------------------------------------------------------------------
 
     def save(
-        self, checkpoint: str, step: int, engine: Engine, session: Session | StreamSession, monitor: Monitor
+        self, checkpoint: str, step: int, engine: Engine, session: Session | AsyncSession, monitor: Monitor
     ) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
 

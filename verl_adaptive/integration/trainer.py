@@ -26,6 +26,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.engine import AsyncEngine, Engine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
+from verl_adaptive.integration.async_session import AsyncSession, NothingLeft
 from verl_adaptive.integration.checks import check_manager
 from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_columns
 from verl_adaptive.integration.facts import identity_of
@@ -39,7 +40,6 @@ from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.status_messages import gather
 from verl_adaptive.integration.step_metrics import banner, step_metrics
-from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
 from verl_adaptive.record import Recorder
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class AdaptiveMixin(MinibatchMixin):
         self.stream: DataloaderPrompts  # with the data set: these four
         self.run_store: RunStore
         self.engine: Engine
-        self.session: Session | StreamSession
+        self.session: Session | AsyncSession
         self._monitor: Monitor  # from the loading of the checkpoint on
         self._abort = Abort(
             lambda: list(self._loop_workers.values()),
@@ -135,7 +135,7 @@ class AdaptiveMixin(MinibatchMixin):
             late=plan.late,
         )
         if isinstance(self.engine, AsyncEngine):
-            self.session = StreamSession(self.engine, self.stream, handles)
+            self.session = AsyncSession(self.engine, self.stream, handles)
             self.replay_buffer.groups_per_prompt = plan.groups // plan.batch
         else:
             self.session = Session(self.engine, self.stream, handles, self._abort, plan.engines * plan.slots)
@@ -197,7 +197,7 @@ class AdaptiveMixin(MinibatchMixin):
         self._warming_up = True
         super().on_train_begin()
         self._warming_up = False
-        if isinstance(self.session, StreamSession):
+        if isinstance(self.session, AsyncSession):
             lost = self.session.resend()
             if lost:
                 logger.warning("%d prompts in flight were not in the checkpoint's queue and are rolled out anew", lost)

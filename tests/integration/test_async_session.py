@@ -21,11 +21,11 @@ from tests.integration.test_session import BATCH, N, Workers, engine_on_rows
 from tests.world import POLICIES, config_of
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
+from verl_adaptive.integration.async_session import AsyncSession, NothingLeft
 from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync
 from verl_adaptive.integration.rollout_client import RolloutHandles
-from verl_adaptive.integration.stream_session import NothingLeft, StreamSession
 from verl_adaptive.record import Recorder, replay
 from verl_adaptive.stats import StatsTable
 
@@ -79,16 +79,16 @@ class SlowWorkers(Workers):
         self.thread.join()
 
 
-def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> StreamSession:
+def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> AsyncSession:
     config = config_of(**{"poll_interval": 0.01, "stall_timeout": 60.0, **adaptive})
     engine, prompts = engine_on_rows(config, table=table, steps=20, async_facts=stream)
     handles = RolloutHandles(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
-    session = StreamSession(engine, prompts, handles)
+    session = AsyncSession(engine, prompts, handles)
     session.step = 0
     return session
 
 
-def one_step(session: StreamSession):
+def one_step(session: AsyncSession):
     """A step as the trainer takes it; the rows that trained leave the queue, as verl clears them."""
     session.step += 1
     session.start()
@@ -101,7 +101,7 @@ def one_step(session: StreamSession):
     return session.finish()
 
 
-def nothing_but_open_groups_is_left(session: StreamSession) -> None:
+def nothing_but_open_groups_is_left(session: AsyncSession) -> None:
     """Rows in the queue belong to groups in flight or ready, and every ready group's rows are there."""
     own = {part.uid for parts in session.queue._parts.values() for part in parts}
     assert {key.split("_", 1)[0] for key in left()} <= own
