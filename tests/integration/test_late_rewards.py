@@ -43,7 +43,7 @@ class Unjudged(Workers):
 
 def step(session: Session, workers: Unjudged):
     session.start()
-    keys, tags = session.generated()
+    keys, tags = session.wait_for_all()
     assert sorted(keys) == sorted(workers.written)
     workers.judge(keys, tags)
     return session.complete()
@@ -72,7 +72,7 @@ def test_curves_have_the_score_of_each_output(queue):
     workers = Unjudged()
     session = session_of(workers, late=True, refill=False)
     session.start()
-    keys, tags = session.generated()
+    keys, tags = session.wait_for_all()
     for key in keys:
         if int(key.rsplit("_", 1)[1]):
             workers.written[key]["reward"] += 10.0  # another than the first output's
@@ -96,14 +96,14 @@ def test_no_rollout_at_all_is_an_error(queue):
     session = session_of(Unjudged(fail=1.0, lost=1.0), late=True, refill=False)
     session.start()
     with pytest.raises(AdaptiveError, match="none of 4 prompts left a rollout"):
-        session.generated()
+        session.wait_for_all()
 
 
 def test_rewards_that_are_not_finite_end_the_run(queue):
     workers = Unjudged()
     session = session_of(workers, late=True, refill=False)
     session.start()
-    keys, tags = session.generated()
+    keys, tags = session.wait_for_all()
     workers.judge(keys, tags, math.nan)
     with pytest.raises(AdaptiveError, match=r"0 of 4 groups .*\(4 failed\): adaptive\.refill=false asks for no others"):
         session.complete()
@@ -113,6 +113,6 @@ def test_a_signal_that_the_model_does_not_give(queue):
     workers = Unjudged()
     session = session_of(workers, late=True, refill=False, signal="acc")
     session.start()
-    workers.judge(*session.generated())
+    workers.judge(*session.wait_for_all())
     with pytest.raises(ConfigError, match=r"adaptive\.signal='acc': the reward function gives no such field"):
         session.complete()

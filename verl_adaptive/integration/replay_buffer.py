@@ -39,7 +39,7 @@ class AdaptiveReplayBuffer(ReplayBuffer):
             self.session.wait_for_partition(partition_id, batch_size)
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
         if isinstance(self.session, Session) and self.session.handles.late:
-            keys, tags = self.session.generated()
+            keys, tags = self.session.wait_for_all()
             return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), {}
         return self._batch(self.session), {}
 

@@ -70,7 +70,7 @@ class Session(RolloutClient[Engine]):
         flight = self.engine.flight
         return flight.select(~np.isin(flight.submission, self._unsent.submission))
 
-    def generated(self) -> tuple[list[str], list[dict]]:
+    def wait_for_all(self) -> tuple[list[str], list[dict]]:
         """Wait for all rollouts of the step; keys and tags of their rows, which have no rewards yet.
 
         Where rewards are late this comes before :meth:`complete`.
