@@ -177,7 +177,7 @@ class Engine(ABC):
 
     @property
     def under_way(self) -> dict[str, int]:
-        """What only an engine of the same kind could go on with, by what it waits for."""
+        """How many groups outlive the step that only an asynchronous engine can go on with: in ``flight``, and ``ready``."""
         return {}
 
     # -- for the kinds --------------------------------------------------------------------------------------

@@ -152,12 +152,12 @@ class PromptSource:
         return np.asarray(self.stream.take(count), dtype=np.int64)
 
     def used(self, candidates: int, read: np.ndarray, decided: int, passed: np.ndarray) -> None:
-        """So many candidates of a list are used.
+        """The first candidates of a list are used; what was read for the others goes back to the stream.
 
         Args:
-            candidates: all of them.
+            candidates: how many.
             read: int64, what was read from the stream for the list.
-            decided: how many of these lie before or at the last candidate; about the others is asked again.
+            decided: how many of these lie before or at the last one used; about the others is asked again.
             passed: bool, what the gate said of the first of them; the others it was not asked about.
         """
         self.ahead = np.concatenate([read[decided:], self.ahead])

@@ -49,7 +49,7 @@ class AdaptiveMixin(MinibatchMixin):
     """The policy, put into one of verl's trainers.
 
     Attributes:
-        is_adaptive: how the replay buffer knows that it is in good hands.
+        is_adaptive: what the replay buffer asks for: under a preset it refuses a trainer of verl's own.
         plan: what the run will do.
     """
 

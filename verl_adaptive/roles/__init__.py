@@ -81,7 +81,7 @@ class Role(ABC):
             table.declare(self.name, dict(self.columns))
 
     def option(self, name: str) -> Any:
-        """An option of the part, None where it has none of that name: for those who ask about parts that they do not know."""
+        """An option's value; None if the part has no such option, for callers that do not know which part they have."""
         return getattr(self.config, name, None)
 
     def col(self, name: str) -> np.ndarray:
@@ -142,8 +142,8 @@ class Sampler(Role):
         plans_rollouts: a pool sampler whose picks say how many rollouts each prompt gets (``Pick.n``).
         plans_steps: plans a step's prompts at once, from the results of all steps before it; an asynchronous trainer
             must then not run ahead (``num_warmup_batches=0``).
-        unvisited: what the sampler does about prompts without earlier visits, by which it would decide, as words after
-            "will"; empty: it decides by none.
+        unvisited: what a sampler that decides by a prompt's earlier visits does while there are none, as words after "will"
+            (``skip nothing``); empty: it does not decide by them.
     """
 
     role: ClassVar[str] = "sampler"

@@ -57,7 +57,7 @@ class SnapshotMissing(SnapshotError):
 
 
 def package_version() -> str:
-    """The installed version of this package."""
+    """As ``verl_adaptive.__version__``, which is not imported here: its module names the roles, a floor above this one."""
     try:
         return metadata.version("verl-adaptive")
     except metadata.PackageNotFoundError:  # a source tree that was never installed
