@@ -268,7 +268,10 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     found = examine("+adaptive=greso", f"adaptive.warm_start={tmp_path / 'one.jsonl'}")[1]
     assert "1 prompt of " in found["run"]["detail"] and "one.jsonl; how many of them" in found["run"]["detail"], found
     data = write_dataset(tmp_path / "train.parquet", hostile_rows(640))
-    for name, there in (("earlier", r"[1-9]\d* of \d+ prompts .* found"), ("one.jsonl", "Nothing matches: a prompt is found")):
+    for name, there in (
+        ("earlier", r"[1-9]\d* of \d+ prompts .* found"),
+        ("one.jsonl", "Nothing matches: a prompt is found"),
+    ):
         words = (f"adaptive.warm_start={tmp_path / name}", f"data.train_files={data}")
         found = examine("+adaptive=greso", *words)[1]
         assert re.search(there, found["run"]["detail"]), found["run"]
