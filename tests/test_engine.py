@@ -485,6 +485,12 @@ def test_under_a_cap_an_allocator_sends_what_its_top_ups_leave_room_for(allocato
     assert len(engine.begin(1)) == 8
 
 
+def test_a_group_whose_top_up_finds_no_room_under_the_cap_ends_as_it_is() -> None:
+    allocator = {"name": "aero", "budget": "per_prompt", "n_explore": 4, "n_extra": 4}
+    engine, world = make_engine(allocator=allocator, p=np.zeros(40), batch=2, n=8, max_rollouts_per_step=12)
+    assert run_step(engine, world, 1).groups.n.tolist() == [8, 4]
+
+
 class Waiting(PooledAllocator):
     """Tops most groups up a step later, and goes on with all that wait, for however many the batch has places."""
 

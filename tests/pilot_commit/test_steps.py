@@ -137,3 +137,6 @@ def test_a_step_without_a_commit_has_no_pass_rate_of_pilots() -> None:
     run_step(engine, world, 2)
     metrics = engine.policy.allocator.metrics()
     assert metrics["pilot_rate"] > 0 and metrics["commit_rate"] > 0
+    world.p[:] = 0.0
+    run_step(engine, world, 3)
+    assert not {"pilot_rate", "commit_rate"} & engine.policy.allocator.metrics().keys()

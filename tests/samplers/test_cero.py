@@ -15,6 +15,7 @@ from verl_adaptive.engine import Engine
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
 from verl_adaptive.rng import Draw
+from verl_adaptive.roles import CLOSE, Allocator
 from verl_adaptive.samplers import cero_math as cm
 from verl_adaptive.samplers.cero import Cero
 from verl_adaptive.stats.table import StatsTable
@@ -245,6 +246,29 @@ def test_rounds_that_update_are_budget_over_capacity(factor):
     engine, world = make_engine({"name": "cero", "capacity": capacity}, p=p, batch=16, n=8, steps=steps, refill=False)
     results = run(engine, world, steps)
     assert len(results) == pytest.approx(steps / factor, rel=0.04)
+
+
+class Doubling(Allocator):
+    """Twice the planned group, in two halves."""
+
+    name = "doubling"
+
+    def first(self, rows, planned, progress):
+        return planned
+
+    def review(self, groups, progress):
+        return np.where(groups.reduce(np.maximum, groups.stage) == 0, groups.n, CLOSE)
+
+    def most(self, n, stage):
+        return np.where(stage == 0, n, 0)
+
+
+def test_an_allocator_that_tops_up_as_it_likes_spends_the_budget_and_no_more():
+    engine, world = make_engine(
+        "cero", f"{__name__}:Doubling", p=np.full(60, 0.3), batch=8, n=8, steps=20, refill=False
+    )
+    run(engine, world, 20)
+    assert 0 <= 20 * 8 * 8 - engine.total.rollouts.generated < 16
 
 
 def test_needs_no_refill_and_the_plan_decides_n():

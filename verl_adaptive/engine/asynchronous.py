@@ -270,7 +270,6 @@ class AsyncEngine(Engine):
             prompt_source.put_back(rows[fits:])
         else:
             candidates.commit(fits)
-            progress.epoch = prompt_source.epoch(0)
         index, rows, n = index[:fits], rows[:fits], n[:fits]
         progress.planned += int(n.sum())
         submission = self._submissions(len(rows))

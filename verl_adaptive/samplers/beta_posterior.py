@@ -19,9 +19,8 @@ def draw_gamma(shape: np.ndarray, draw: Draw, purpose: str, key_hi: np.ndarray, 
         u, v, w = (draw.uniform(f"{purpose}.{j}", key_hi[todo], key_lo[todo], salt) for j in "uvw")
         x = np.sqrt(-2.0 * np.log1p(-u)) * np.cos(2.0 * np.pi * v)  # Box and Muller
         cube = (1.0 + x / np.sqrt(9.0 * d[todo])) ** 3
-        with np.errstate(divide="ignore", invalid="ignore"):
+        with np.errstate(divide="ignore", invalid="ignore"):  # a cube below 0 has no logarithm, and is not good
             good = np.log1p(-w) < 0.5 * x * x + d[todo] * (1.0 - cube + np.log(cube))
-        good &= cube > 0.0
         out[todo[good]] = d[todo[good]] * cube[good]
         todo = todo[~good]
         if not len(todo):
