@@ -215,7 +215,7 @@ def misread(words: Iterable[str]) -> str:
     """The first override that Hydra takes and nobody reads, with what to write instead; empty if there is none.
 
     Hydra adds any key that begins with a plus sign: ``+adaptve=greso``, ``+adaptive_seed=1`` and ``+adaptive/seed=1`` would change
-    nothing. Of ``+adaptive=greso +adaptive/sampler=cero`` it says what to write in a file, not on the line.
+    nothing. ``+adaptive=greso +adaptive/sampler=cero`` it refuses with advice for a YAML file, so it is answered here too.
     """
     words = list(words)
     preset = any(re.match(r"\+*adaptive[.=/]", word) for word in words)
