@@ -3,7 +3,7 @@
     python -m benchmarks.driver                         # 8,192 and 65,536 rollouts a step, every preset
     python -m benchmarks.driver --rollouts 8192 --presets grpo greso     # these rows anew, the others stay
 
-The session, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
+The rollout client, the engine, the layout and TransferQueue are the real ones, TransferQueue with verl's own settings; only the
 rollout workers are a stand-in, which writes the rows between the looks, in twenty waves, and whose time does not count.
 Seconds are processor time of the driver's process, up to twice as much on a busy machine; ``wall`` is what passed. Parts
 named ``queue`` are inside TransferQueue, those named ``verl`` are what verl's own trainer does for the same prompts and
@@ -43,7 +43,7 @@ from verl_adaptive.integration.layout import plan
 from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_store import RunStore
-from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
 from verl_adaptive.stats import Journal, StatsTable
@@ -215,8 +215,8 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
     engine = make_engine(policy, table, config, facts, table.rows_for(keys), stream)
     step_of = [1]
     handles = RolloutHandles(workers.submit, lambda: step_of[0], single_turn=True)
-    session = Session(engine, stream, handles, workers)  # type: ignore[arg-type]
-    timing(clock, session, workers)
+    client = SyncRolloutClient(engine, stream, handles, workers)  # type: ignore[arg-type]
+    timing(clock, client, workers)
     with tempfile.TemporaryDirectory() as folder:
         journal = Journal(Path(folder) / "adaptive", {"preset": preset})
         journal.begin(0)
@@ -225,13 +225,13 @@ def run(preset: str, rollouts: int) -> dict[str, Any]:
             step_of[0] = step
             clock.cpu.clear()
             clock.wall.clear()
-            session.start()
-            made = session.complete()
+            client.start()
+            made = client.complete()
             with clock.part("layout"):
                 lengths = dict(zip(made.keys, (tag["seq_len"] for tag in made.tags), strict=True))
                 cut(clock, made, lengths)
             with clock.part("commit"):
-                RunStore.commit(store, step, session.finish(), engine)  # type: ignore[arg-type]
+                RunStore.commit(store, step, client.finish(), engine)  # type: ignore[arg-type]
             RAW.clear(keys=made.keys, partition_id=PARTITION)
         journal.close()
     clock.off()
@@ -277,9 +277,9 @@ def cut(clock: Clock, made: Any, lengths: dict[str, int]) -> None:
     )
 
 
-def timing(clock: Clock, session: Session, workers: Workers) -> None:
-    """Put the clock around the parts of a session; answers come between its looks."""
-    queue, engine = session.queue, session.engine
+def timing(clock: Clock, client: SyncRolloutClient, workers: Workers) -> None:
+    """Put the clock around the parts of a step; answers come between its looks."""
+    queue, engine = client.queue, client.engine
     clock.around(tq.get_client(), "kv_retrieve_meta", "queue names")
     clock.around(tq.get_client(), "get_data", "queue get")
     clock.around(tq.get_client(), "put", "queue put")
@@ -288,25 +288,25 @@ def timing(clock: Clock, session: Session, workers: Workers) -> None:
     for function in ("collate_fn", "stacked"):
         clock.around(client_module, function, "verl batch")
     clock.around(client_module.tu, "get_tensordict", "verl batch")
-    clock.around(session.stream, "take", "verl prompts")
+    clock.around(client.stream, "take", "verl prompts")
     for owner, methods, name in (
         (engine, ("begin", "receive", "never_trains", "finish"), "decide"),
         (queue, ("look",), "look"),
         (queue, ("collect",), "read"),
         (queue, ("take_batch", "close", "drop"), "settle"),
-        (session, ("send",), "send"),
+        (client, ("send",), "send"),
     ):
         for method in methods:
             clock.around(owner, method, name)
-    session.pause = workers.deliver  # type: ignore[method-assign]
-    real: Callable = session.timeout
+    client.pause = workers.deliver  # type: ignore[method-assign]
+    real: Callable = client.timeout
 
     def timeout() -> Any:
         made = real()
         made.rest = workers.deliver
         return made
 
-    session.timeout = timeout  # type: ignore[method-assign]
+    client.timeout = timeout  # type: ignore[method-assign]
 
 
 def put(row: dict[str, Any]) -> None:

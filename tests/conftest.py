@@ -37,7 +37,7 @@ def below_verl():
 TOGETHER = {
     "queue": """
         integration/test_abort integration/test_arrivals integration/test_checkpoints integration/test_monitor
-        integration/test_passes integration/test_session integration/test_status_messages integration/test_async_session
+        integration/test_passes integration/test_sync_client integration/test_status_messages integration/test_async_client
     """,
     "below_verl": """
         cli/test_doctor integration/test_guard test_cpu_platform upstream/test_upstream

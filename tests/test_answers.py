@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from tests.world import Arrivals, make_async_engine, make_engine, run_step
 from verl_adaptive import HOLD, Advantage, Allocator, ConfigError, Filter, Pick, PooledAllocator, Sampler, Verdict
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.filters.keep_all import KeepAll
@@ -214,7 +214,7 @@ def test_a_wrong_answer_is_told_in_the_first_step(name) -> None:
 @pytest.mark.parametrize("name", ["Counts", "Forgets", "Unsaid", "Negative", "Endless", "Kept"])
 def test_and_in_an_asynchronous_trainers(name) -> None:
     with pytest.raises(AdaptiveError, match=FAULTS[name][2]):
-        engine, world = make_stream_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))
+        engine, world = make_async_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))
         Arrivals(world).step(engine, 1)
 
 

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from tests.stats.test_snapshot import same_state as same
 from tests.stats.test_table import equal
-from tests.world import POLICIES, Arrivals, World, keys_of, make_engine, make_stream_engine, run, run_step
+from tests.world import POLICIES, Arrivals, World, keys_of, make_async_engine, make_engine, run, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
 from verl_adaptive.engine.prompt_source import MAX_PASSES
@@ -446,7 +446,7 @@ def test_a_step_that_is_planned_at_once_goes_out_whole() -> None:
         assert sampler.spent * sampler.g == engine.total.rollouts.generated
 
 
-@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+@pytest.mark.parametrize("make", [make_engine, make_async_engine], ids=["sync", "async"])
 def test_a_plan_goes_out_whole_beside_pilots(make) -> None:
     """As many prompts of it were piloted as the share in the band called for; asynchronous, one batch of them committed."""
     sampler = {"name": "cero", "capacity": 48, "nu0": 0.0, "gamma": 0.01}
@@ -553,7 +553,7 @@ class Generous(Shuffled):
 def test_a_window_is_not_overfilled_by_a_sampler_that_picks_more_than_are_wanted() -> None:
     counts = []
     for part in (Shuffled, Generous):
-        engine, _ = make_stream_engine(f"{__name__}:{part.__name__}", batch=8, n=4, M=40)
+        engine, _ = make_async_engine(f"{__name__}:{part.__name__}", batch=8, n=4, M=40)
         requests = engine.begin(1)
         assert requests is not None
         counts.append(requests.index.tolist())
@@ -710,7 +710,7 @@ def test_rollouts_without_a_reward_are_on_the_bill(kind, tmp_path) -> None:
     parts, facts = ("epoch", "aero", "informative"), {"batch": 8, "n": 8, "M": 60}
     world = Spoiling((np.arange(60) + 0.5) / 60)
     if kind == "async":
-        engine, _ = make_stream_engine(*parts, **facts, world=world, stream=AsyncFacts(warmup=8))
+        engine, _ = make_async_engine(*parts, **facts, world=world, async_facts=AsyncFacts(warmup=8))
     else:
         engine, _ = make_engine(*parts, **facts, world=world)
     recorder, arrivals, ledgers, held = Recorder(tmp_path, engine), Arrivals(world), [], [0, 0]
@@ -777,7 +777,7 @@ SHORT: dict[str, tuple[tuple, dict, int, str]] = {
         r"\((none finished|8 all_correct)\): the sampler let nothing more through in 4 passes",
     ),
 }
-TRAINERS = {"sync": None, "async": AsyncFacts(), "mini-steps": AsyncFacts(parts=4)}
+TRAINERS = {"sync": None, "async": AsyncFacts(), "mini-steps": AsyncFacts(mini_steps=4)}
 
 
 @pytest.mark.parametrize("on_exhausted", ["raise", "train_partial", "relax"])
@@ -823,7 +823,7 @@ def test_what_a_filter_or_a_plan_leaves_out_exhausts_nothing(cap, rate) -> None:
         assert not any(result.note for result in run(engine, world, 8))
 
 
-@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+@pytest.mark.parametrize("make", [make_engine, make_async_engine], ids=["sync", "async"])
 def test_the_end_of_a_budget_cuts_no_plan(make) -> None:
     """Where the allocator tops up, the rest of CERO's budget bounds the step: a last plan of just that much had "reached the cap"."""
     sampler = {"name": "cero", "budget": 40, "capacity": 16, "nu0": 0.0, "gamma": 0.01}
@@ -834,7 +834,7 @@ def test_the_end_of_a_budget_cuts_no_plan(make) -> None:
     assert engine.policy.sampler.left == 0 and not any(notes)
 
 
-@pytest.mark.parametrize("make", [make_engine, make_stream_engine], ids=["sync", "async"])
+@pytest.mark.parametrize("make", [make_engine, make_async_engine], ids=["sync", "async"])
 def test_a_batch_that_the_filter_drops_whole_exhausts_nothing_without_refill(make) -> None:
     """An asynchronous trainer draws once more before it falls back on dropped groups; that this ends ended the run."""
     options = {"p": np.ones(64), "refill": False, "on_exhausted": "raise", "max_rounds": 1}
@@ -895,15 +895,15 @@ def test_a_group_of_one_is_no_ghost() -> None:
 STREAMS = {
     "no warm-up": AsyncFacts(),
     "colocated": AsyncFacts(warmup=8, threshold=8),
-    "separate": AsyncFacts(warmup=12, parts=4, threshold=3),
-    "wait": AsyncFacts(warmup=8, parts=2, threshold=2, strategy="wait"),
+    "separate": AsyncFacts(warmup=12, mini_steps=4, threshold=3),
+    "wait": AsyncFacts(warmup=8, mini_steps=2, threshold=2, strategy="wait"),
 }
 CASES = [(p, s) for p in POLICIES for s in STREAMS if p != "cero" or STREAMS[s].warmup == 0]
 
 
 def made(policy: str, stream: str | AsyncFacts, *, failure: float = 0.0, **more):
     facts = STREAMS[stream] if isinstance(stream, str) else stream
-    engine, world = make_stream_engine(stream=facts, **{"steps": 12, **POLICIES[policy], **more})
+    engine, world = make_async_engine(async_facts=facts, **{"steps": 12, **POLICIES[policy], **more})
     world.failure = failure
     return engine, world
 
@@ -986,10 +986,10 @@ def test_an_async_resume_goes_on_bit_for_bit_and_a_record_replays(policy, stream
 @pytest.mark.parametrize("sampler", ["spread", "mopps"])
 def test_prompts_that_were_read_ahead_are_picked_from_the_pool_after_a_change_of_sampler(sampler):
     """They wait for a gate, which a pool sampler has not."""
-    engine, world = make_stream_engine("greso", filter="informative", batch=4, n=4, M=40)
+    engine, world = make_async_engine("greso", filter="informative", batch=4, n=4, M=40)
     engine.prompt_source.ahead = np.arange(6)
     state, table = engine.state_dict(), engine.table
-    other, _ = make_stream_engine(sampler, filter="informative", batch=4, n=4, world=world, table=table)
+    other, _ = make_async_engine(sampler, filter="informative", batch=4, n=4, world=world, table=table)
     other.load_state_dict(state)
     arrivals, seen = Arrivals(world), set()
     for step in range(1, 31):
@@ -1075,7 +1075,7 @@ def test_a_step_does_not_wait_for_a_group_that_is_too_old_to_train():
 def test_a_group_that_is_too_old_to_train_gets_no_top_up():
     """It was topped up and then dropped, and its commit took the place of a younger one."""
     parts = ("epoch", {**ON_POLICY, "lower": 0.0, "upper": 0.0}, "band", "verl")
-    engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8, threshold=1))
+    engine, world = make_async_engine(*parts, async_facts=AsyncFacts(warmup=8, threshold=1))
     first = engine.begin(1)
     engine.receive(world.roll(engine.receive(world.roll(first.select(np.arange(8))))))
     engine.take()
@@ -1127,7 +1127,7 @@ def test_what_little_there_is_serves_every_mini_step(mode, rate):
     """The first one used to take all that the filter had dropped, and the next one ended the run."""
     parts = 4
     engine, world = made(
-        "dapo", AsyncFacts(parts=parts), p=np.full(64, rate), max_rollouts_per_step=40, on_exhausted=mode
+        "dapo", AsyncFacts(mini_steps=parts), p=np.full(64, rate), max_rollouts_per_step=40, on_exhausted=mode
     )
     result = Arrivals(world, 1).step(engine, 1)
     assert [len(taken.groups) for taken in engine._taken] == [2, 1, 1, 1]
@@ -1137,7 +1137,7 @@ def test_what_little_there_is_serves_every_mini_step(mode, rate):
 
 @pytest.mark.parametrize(("mode", "sizes"), [("train_partial", [1, 1, 1, 0]), ("relax", [2, 2, 2, 2])])
 def test_dropped_groups_train_beside_kept_ones_where_that_was_asked_for(mode, sizes):
-    engine, world = made("dapo", AsyncFacts(parts=4), p=np.ones(64), on_exhausted=mode, max_rollouts_per_step=80)
+    engine, world = made("dapo", AsyncFacts(mini_steps=4), p=np.ones(64), on_exhausted=mode, max_rollouts_per_step=80)
     requests = engine.begin(1)
     world.p[:] = 0.5
     back = world.roll(requests.select(np.arange(3)))
@@ -1150,7 +1150,7 @@ def test_dropped_groups_train_beside_kept_ones_where_that_was_asked_for(mode, si
 
 def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
     """As at the end of CERO's budget, whose last round is what is left of it."""
-    engine, world = made("cero", AsyncFacts(parts=4), steps=3)
+    engine, world = made("cero", AsyncFacts(mini_steps=4), steps=3)
     engine.policy.sampler.budget = 5
     arrivals, sizes = Arrivals(world, 1), []
     while not engine.finished:
@@ -1164,7 +1164,7 @@ def test_fewer_groups_than_mini_steps_are_no_reason_to_end_a_run():
 def test_a_mini_step_that_no_prompt_is_let_through_for_goes_ungated():
     """Two prompts are left, and solved: they serve two mini-steps, and retired ones the others."""
     parts = (RETIRED, "fixed", "informative", "verl")
-    engine, world = make_stream_engine(*parts, stream=AsyncFacts(parts=4), p=np.ones(64))
+    engine, world = make_async_engine(*parts, async_facts=AsyncFacts(mini_steps=4), p=np.ones(64))
     engine.table.col("retired")[2:] = 1
     result = Arrivals(world, 1).step(engine, 1)
     assert all(len(taken.groups) for taken in engine._taken)
@@ -1176,7 +1176,7 @@ def test_a_step_asks_the_gate_about_so_many_passes_and_no_more_for_each_look():
     size = 64
     p = np.where(np.arange(size) % 10, 1.0, 0.5)
     parts = ("greso", "fixed", "informative")
-    engine, world = make_stream_engine(*parts, batch=16, p=p, stream=AsyncFacts(warmup=16))
+    engine, world = make_async_engine(*parts, batch=16, p=p, async_facts=AsyncFacts(warmup=16))
     arrivals = Arrivals(world)
     for step in range(1, 8):
         before = engine.prompt_source.position
@@ -1232,7 +1232,7 @@ def test_an_asynchronous_trainer_drops_groups_that_another_allocator_held():
     engine, world = make_engine(allocator=PIPELINED, filter="band", p=np.full(64, 0.5))
     run(engine, world, 3)
     held = engine.held.rollouts
-    again, _ = make_stream_engine(world=world, table=StatsTable.from_arrow(engine.table.to_arrow()))
+    again, _ = make_async_engine(world=world, table=StatsTable.from_arrow(engine.table.to_arrow()))
     again.load_state_dict(engine.state_dict())
     account = Arrivals(world).step(again, 4).ledger.rollouts
     assert account.dropped["gone"] == held > 0 and account.balanced(held)
@@ -1267,7 +1267,7 @@ def test_what_prompts_that_left_the_data_set_had_paid_leaves_aeros_pool():
 def test_aeros_pool_is_paid_by_the_prompts_that_the_cap_lets_through(refill):
     """The others were credited as well, in each step that asked for them anew."""
     parts = ("epoch", "aero", "aero", "beta")
-    engine, _ = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), refill=refill, max_rollouts_per_step=24)
+    engine, _ = make_async_engine(*parts, async_facts=AsyncFacts(warmup=8), refill=refill, max_rollouts_per_step=24)
     assert engine.begin(1).rollouts == 24
     assert engine._unspent == 6 * (8 - 4)
 
@@ -1284,7 +1284,7 @@ def test_a_top_up_that_lost_rollouts_costs_aeros_pool_nothing_more():
 
 def test_first_rollouts_get_older_while_their_group_waits_for_a_top_up():
     parts = ("epoch", {"name": "aero", "rounds": 1}, "aero", "beta")
-    engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), p=np.zeros(64), refill=False)
+    engine, world = make_async_engine(*parts, async_facts=AsyncFacts(warmup=8), p=np.zeros(64), refill=False)
     first = world.roll(engine.begin(1))
     first.lag[:] = 1
     topups = engine.receive(first)

@@ -7,7 +7,7 @@ import heapq
 import numpy as np
 import pytest
 
-from tests.world import Arrivals, World, make_stream_engine
+from tests.world import Arrivals, World, make_async_engine
 from verl_adaptive.engine import AsyncFacts, Requests
 from verl_adaptive.engine.shape import ROOM
 from verl_adaptive.groups import Groups
@@ -38,9 +38,9 @@ class Late(Arrivals):
 def test_long_answers_train_as_often_as_short_ones(sampler, within) -> None:
     """A prompt in flight missed the draws meanwhile: .435 and .415 of what trained were odd prompts. MoPPS' share for
     re-checks goes to those tried longest ago, which in so small a pool still favours quick prompts."""
-    engine, world = make_stream_engine(
+    engine, world = make_async_engine(
         *(sampler, "fixed", "keep_all", "verl"),
-        stream=AsyncFacts(warmup=4 * BATCH, threshold=100),
+        async_facts=AsyncFacts(warmup=4 * BATCH, threshold=100),
         **{"batch": BATCH, "n": 2, "M": PROMPTS, "steps": 10_000, "p": np.full(PROMPTS, 0.5)},
     )
     arrivals, odd, whole = Late(world), 0, 0
@@ -77,9 +77,9 @@ def test_the_room_that_solo_leaves_keeps_the_lengths() -> None:
     in place of it trained answers were 14 % shorter."""
     batch = 48
     lengths = np.exp(0.7 * np.random.default_rng(1).normal(size=int(ROOM * 2 * batch)))
-    engine, world = make_stream_engine(
+    engine, world = make_async_engine(
         *("spread", "fixed", "keep_all", "verl"),
-        stream=AsyncFacts(warmup=batch, threshold=100),
+        async_facts=AsyncFacts(warmup=batch, threshold=100),
         **{"batch": batch, "n": 1, "M": len(lengths), "steps": 10_000, "p": np.full(len(lengths), 0.5)},
     )
     arrivals = Timed(world, lengths)
@@ -89,7 +89,7 @@ def test_the_room_that_solo_leaves_keeps_the_lengths() -> None:
 
 def test_draws_beyond_the_cap_are_due_in_the_next_step() -> None:
     """They were lost, those for prompts in flight first."""
-    engine, world = make_stream_engine(
+    engine, world = make_async_engine(
         *("spread", "fixed", "keep_all", "verl"),
         **{"batch": 8, "n": 2, "M": 40, "steps": 100, "max_rollouts_per_step": 8},
     )

@@ -120,9 +120,9 @@ def engine_of(
     return make_engine_of(build_policy(config), table, config, facts, row_of, world.source, **more)
 
 
-def make_stream_engine(*parts: Any, stream: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
+def make_async_engine(*parts: Any, async_facts: AsyncFacts | None = None, **options: Any) -> tuple[AsyncEngine, World]:
     """As :func:`make_engine`, for an asynchronous trainer."""
-    return make_engine(*parts, async_facts=stream or AsyncFacts(), **options)
+    return make_engine(*parts, async_facts=async_facts or AsyncFacts(), **options)
 
 
 class Arrivals:
@@ -153,7 +153,7 @@ class Arrivals:
     def step(self, engine: AsyncEngine, step: int) -> StepResult:
         """One whole step, mini-steps included, as the trainers' session takes it."""
         self.send(engine.begin(step))
-        for _ in range(engine.async_facts.parts):
+        for _ in range(engine.async_facts.mini_steps):
             while not engine.can_take(engine.count):
                 self.send(engine.revive())
                 if engine.starved:

@@ -83,7 +83,7 @@ class Recorder(Listener):
             "adaptive": asdict(engine.config),
             "facts": asdict(engine.facts),
             "skip_zero": engine.tracker.skip_zero,
-            "stream": None if async_facts is None else asdict(async_facts),
+            "async_facts": None if async_facts is None else asdict(async_facts),
             "group_relative": policy.advantage.group_relative,
         }
         made = False
@@ -348,7 +348,7 @@ def _load_engine(folder: Path, events: Iterator[tuple[int, dict[str, Any]]]) -> 
             raise ValueError(f"version {header['version']}, this verl-adaptive reads version {VERSION}")
         config = AdaptiveConfig.from_mapping(header["adaptive"])
         facts = RunFacts(**header["facts"])
-        async_facts = None if header["stream"] is None else AsyncFacts(**header["stream"])
+        async_facts = None if header["async_facts"] is None else AsyncFacts(**header["async_facts"])
         skip_zero, group_relative = bool(header["skip_zero"]), bool(header["group_relative"])
     except (OSError, AdaptiveError, *_STRANGE) as error:
         raise RecordError(f"{path} cannot be read: {error!r}") from error

@@ -117,7 +117,7 @@ def make_run(
         write_snapshot(
             folder / f"global_step_{steps}" / "adaptive",
             table,
-            {"engine": engine.state_dict(), "session": {}},
+            {"engine": engine.state_dict(), "rows": {}},
             meta={
                 "step": steps,
                 "policy": preset,

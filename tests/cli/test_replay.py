@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.stats.mounts import tmpfs
-from tests.world import Arrivals, World, config_of, engine_of, make_engine, make_stream_engine, run_step
+from tests.world import Arrivals, World, config_of, engine_of, make_async_engine, make_engine, run_step
 from verl_adaptive import Sampler
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
@@ -21,16 +21,16 @@ from verl_adaptive.stats import read_snapshot, write_snapshot
 POLICY = ("greso", "fixed", "informative", "verl")
 
 
-def record(folder, *, stream: bool = False, steps: int = 4):
+def record(folder, *, asynchronous: bool = False, steps: int = 4):
     """A small run's record; its folder. The run goes on to its end whatever becomes of the record."""
-    if stream:
-        engine, world = make_stream_engine(*POLICY, stream=AsyncFacts(warmup=8))
+    if asynchronous:
+        engine, world = make_async_engine(*POLICY, async_facts=AsyncFacts(warmup=8))
     else:
         engine, world = make_engine(*POLICY)
     recorder = Recorder(folder, engine)
     arrivals = Arrivals(world)
     for step in range(1, steps + 1):
-        if stream:
+        if asynchronous:
             arrivals.step(engine, step)
         else:
             assert run_step(engine, world, step).groups.rollouts
@@ -38,10 +38,10 @@ def record(folder, *, stream: bool = False, steps: int = 4):
     return recorder.folder
 
 
-@pytest.mark.parametrize("stream", [False, True], ids=["sync", "async"])
-def test_a_record_and_one_attempt_of_it(call, tmp_path, stream):
-    record(tmp_path / "record", stream=stream)
-    folder = record(tmp_path / "record", stream=stream, steps=2)
+@pytest.mark.parametrize("asynchronous", [False, True], ids=["sync", "async"])
+def test_a_record_and_one_attempt_of_it(call, tmp_path, asynchronous):
+    record(tmp_path / "record", asynchronous=asynchronous)
+    folder = record(tmp_path / "record", asynchronous=asynchronous, steps=2)
     status, out, err = call("replay", str(tmp_path / "record"))
     assert (status, err) == (0, "")
     assert "attempt-0: 4 steps" in out and "attempt-1: 2 steps" in out and out.count("every decision identical") == 2
@@ -123,7 +123,7 @@ def _change_start(folder):
 
 
 @pytest.mark.parametrize(
-    ("stream", "change"),
+    ("asynchronous", "change"),
     [
         (False, lambda folder: _change_answer(folder, -1, "tokens", 1)),
         (True, lambda folder: _change_answer(folder, 0, "reward", 0.25)),
@@ -133,9 +133,9 @@ def _change_start(folder):
     ],
     ids=["sync answers", "async answers", "sums", "header", "start"],
 )
-def test_what_decides_nothing_is_vouched_for_too(call, tmp_path, stream, change):
+def test_what_decides_nothing_is_vouched_for_too(call, tmp_path, asynchronous, change):
     """Tokens and (with another signal) rewards, say: the decisions come out the same whatever they are."""
-    folder = record(tmp_path / "record", stream=stream)
+    folder = record(tmp_path / "record", asynchronous=asynchronous)
     change(folder)
     status, out, err = call("replay", str(folder))
     assert status == 1 and "identical" not in out and "the record was changed" in err

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.world import POLICIES, Arrivals, make_engine, make_stream_engine, run_step
+from tests.world import POLICIES, Arrivals, make_async_engine, make_engine, run_step
 from verl_adaptive.config import AlarmConfig
 from verl_adaptive.engine import AsyncEngine, AsyncFacts
 from verl_adaptive.policy import PARTS, find_part
@@ -69,7 +69,7 @@ def emitted() -> dict[str, float]:
     out: dict[str, float] = {}
     facts = {"batch": 8, "n": 16, "M": 200, "p": np.linspace(0, 1, 200) ** 0.5}
     made = [make_engine(**options, **facts) for options in RUNS.values()]
-    made.append(make_stream_engine(filter="informative", **facts, stream=AsyncFacts(warmup=12, threshold=2)))
+    made.append(make_async_engine(filter="informative", **facts, async_facts=AsyncFacts(warmup=12, threshold=2)))
     for engine, world in made:
         world.failure = 0.05
         arrivals = Arrivals(world)

@@ -23,7 +23,7 @@ def state_of(run: ProcessRun, step: int) -> tuple:
 def observed_once(run: ProcessRun, step: int) -> None:
     """The statistics of a checkpoint are the journal's observations plus the groups that are ready to train."""
     table, engine = state_of(run, step)
-    ready = engine["stream"]["ready"]
+    ready = engine["asynchronous"]["ready"]
     store = open_run(run.folder / "checkpoints" / "adaptive")
     seen = groups_of(store)
     assert store.steps.column("step").to_pylist() == list(range(1, step + 1))
@@ -31,7 +31,9 @@ def observed_once(run: ProcessRun, step: int) -> None:
     assert table.col("visits").sum() == len(good) + len(ready["row"])
     rollouts = int(np.diff(ready["offsets"]).sum())
     assert table.col("rollouts").sum() == good["n"].sum() + rollouts
-    submissions = np.concatenate([seen["submission"], ready["submission"], engine["stream"]["flight"]["submission"]])
+    submissions = np.concatenate(
+        [seen["submission"], ready["submission"], engine["asynchronous"]["flight"]["submission"]]
+    )
     assert (
         len(np.unique(submissions)) == len(submissions) == engine["submission"]
     )  # every group that was ever asked for, once
@@ -52,7 +54,7 @@ def went_on(first: ProcessRun, second: ProcessRun, steps: int) -> tuple[ProcessR
     _, before = state_of(first, saved)
     assert [int(m["training/global_step"]) for m in second.steps] == list(range(saved + 1, steps + 1))
     account = second.steps[0]
-    held = sum(len(before["stream"][name]["reward"]) for name in ("open", "ready"))
+    held = sum(len(before["asynchronous"][name]["reward"]) for name in ("open", "ready"))
     out = sum(account[f"adaptive/rollouts/{k}"] for k in ("trained_total", "dropped_total", "held"))
     assert account["adaptive/rollouts/generated_total"] + held == out
     replays(second, steps)
@@ -64,7 +66,7 @@ def test_colocated_pilots_survive_a_kill(colocated):
     """Top-ups, partial rollouts and prompts in flight go on after SIGKILL and resume."""
     first, second, saved = went_on(*colocated.pilots, 6)
     _, engine = state_of(first, saved)
-    assert len(engine["stream"]["flight"]["submission"]) > 0
+    assert len(engine["asynchronous"]["flight"]["submission"]) > 0
     for run in (first, second):
         assert set(run.series("adaptive/updates_total")) == {2.0}
     assert optimizer_updates(second, 6) == 12

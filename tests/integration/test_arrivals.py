@@ -1,4 +1,4 @@
-"""The sync session when results trickle in: same batch whatever the order, the rest aborted.
+"""A sync step whose results trickle in: same batch whatever the order, the rest aborted.
 
 The rollout workers are a stand-in: a thread that answers a few prompts at a time, in an order of its own; an answer is
 decided by the prompt, the step and whether it is a top-up, as a model's would be by its seed.
@@ -13,8 +13,8 @@ import pytest
 import transfer_queue as tq
 
 from tests.integration.common import empty, left
-from tests.integration.test_async_session import SlowWorkers, clean  # noqa: F401
-from tests.integration.test_session import PROMPTS, session_of
+from tests.integration.test_async_client import SlowWorkers, clean  # noqa: F401
+from tests.integration.test_sync_client import PROMPTS, client_of
 from tests.world import POLICIES
 from verl_adaptive.integration.abort import Aborted
 
@@ -54,16 +54,16 @@ class Model(SlowWorkers):
 def steps(policy: dict, order: int, count: int = 3, lose: float = 0.0):
     """Results of some steps and their rows' names, and who answered."""
     workers = Model(order, lose)
-    session = session_of(workers, poll_interval=0.001, **policy)
+    client = client_of(workers, poll_interval=0.001, **policy)
     out = []
     for step in range(1, count + 1):
         workers.step = step
-        session.start()
-        batch = session.complete()
-        result = session.finish()
+        client.start()
+        batch = client.complete()
+        result = client.finish()
         assert result.ledger.rollouts.balanced(out[-1][0].ledger.rollouts.held if out else 0)
-        held = {key for parts in session.queue.state_dict().values() for part in parts for s in part[3] for key in s}
-        uids = {part[0] for parts in session.queue.state_dict().values() for part in parts}
+        held = {key for parts in client.queue.state_dict().values() for part in parts for s in part[3] for key in s}
+        uids = {part[0] for parts in client.queue.state_dict().values() for part in parts}
         assert left() == set(batch.keys) | held | uids  # nothing of what was dropped or aborted
         names = [(k.partition(".")[2] or "." + k.split("_", 1)[1]) for k in batch.keys]
         out.append((result, names))

@@ -48,7 +48,7 @@ ROWS = [
 
 
 class NoGroups:
-    """A session without open groups, or a monitor that has seen nothing."""
+    """A rollout client without open groups, or a monitor that has seen nothing."""
 
     def state_dict(self) -> dict:
         return {}
@@ -164,7 +164,7 @@ def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_pa
     saved(run_store, engine, tmp_path, 2)  # went back by one save interval, and on
     rows = [{"number": i} for i in range(8)]
     made = object.__new__(get_trainer_cls("sync").adaptive())
-    made.run_store, made.engine, made.session, made._monitor = run_store, engine, NoGroups(), NoGroups()
+    made.run_store, made.engine, made.rollout_client, made._monitor = run_store, engine, NoGroups(), NoGroups()
     made.config = OmegaConf.create(
         {"trainer": {"default_local_dir": str(tmp_path), "default_hdfs_dir": None}, "actor_rollout_ref": {"actor": {}}}
     )

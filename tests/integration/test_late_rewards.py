@@ -1,4 +1,4 @@
-"""A colocated reward model judges when all rollouts of a step are there: the session waits, and then decides as ever."""
+"""A colocated reward model judges when all rollouts of a step are there: the step waits for all, and then decides as ever."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ import torch
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from tests.integration.test_session import Workers, clear, session_of
+from tests.integration.test_sync_client import Workers, clear, client_of
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 
 
 class Unjudged(Workers):
@@ -41,12 +41,12 @@ class Unjudged(Workers):
         tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.get_tensordict(fields))
 
 
-def step(session: Session, workers: Unjudged):
-    session.start()
-    keys, tags = session.wait_for_all()
+def step(client: SyncRolloutClient, workers: Unjudged):
+    client.start()
+    keys, tags = client.wait_for_all()
     assert sorted(keys) == sorted(workers.written)
     workers.judge(keys, tags)
-    return session.complete()
+    return client.complete()
 
 
 @pytest.mark.parametrize("signal", [None, "acc"])
@@ -54,12 +54,12 @@ def step(session: Session, workers: Unjudged):
 def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal):
     chosen = {"filter": {"name": filter}, "refill": False, **({"signal": signal} if signal else {})}
     workers = Unjudged(order=1, fail=0.3, lost=0.3, signal=signal)
-    batch = step(session_of(workers, late=True, **chosen), workers)
+    batch = step(client_of(workers, late=True, **chosen), workers)
     clear(batch)
     other = Workers(order=2, fail=0.3, lost=0.3, signal=signal)
-    session = session_of(other, **chosen)
-    session.start()
-    twin = session.complete()
+    client = client_of(other, **chosen)
+    client.start()
+    twin = client.complete()
     clear(twin)
     assert [k.split("_", 1)[1] for k in batch.keys] == [k.split("_", 1)[1] for k in twin.keys]
     assert batch.zero_row_tokens.tolist() == twin.zero_row_tokens.tolist()
@@ -70,14 +70,14 @@ def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal)
 def test_curves_have_the_score_of_each_output(queue):
     """The last one's is the reward; verl's ``critic/score`` is of all rows."""
     workers = Unjudged()
-    session = session_of(workers, late=True, refill=False)
-    session.start()
-    keys, tags = session.wait_for_all()
+    client = client_of(workers, late=True, refill=False)
+    client.start()
+    keys, tags = client.wait_for_all()
     for key in keys:
         if int(key.rsplit("_", 1)[1]):
             workers.written[key]["reward"] += 10.0  # another than the first output's
     workers.judge(keys, tags)
-    batch = session.complete()
+    batch = client.complete()
     expected = sorted(row["reward"] for row in workers.written.values())
     assert sorted(batch.rows.score.tolist()) == expected and 0 < sum(score > 5 for score in expected) < len(expected)
     clear(batch)
@@ -85,34 +85,34 @@ def test_curves_have_the_score_of_each_output(queue):
 
 def test_two_steps_and_nothing_is_left_over(queue):
     workers = Unjudged()
-    session = session_of(workers, late=True, refill=False)
+    client = client_of(workers, late=True, refill=False)
     for _ in range(2):
         workers.written.clear()
-        clear(step(session, workers))
-    assert session.queue.under_way == 0 and not session.queue.submissions
+        clear(step(client, workers))
+    assert client.queue.under_way == 0 and not client.queue.submissions
 
 
 def test_no_rollout_at_all_is_an_error(queue):
-    session = session_of(Unjudged(fail=1.0, lost=1.0), late=True, refill=False)
-    session.start()
+    client = client_of(Unjudged(fail=1.0, lost=1.0), late=True, refill=False)
+    client.start()
     with pytest.raises(AdaptiveError, match="none of 4 prompts left a rollout"):
-        session.wait_for_all()
+        client.wait_for_all()
 
 
 def test_rewards_that_are_not_finite_end_the_run(queue):
     workers = Unjudged()
-    session = session_of(workers, late=True, refill=False)
-    session.start()
-    keys, tags = session.wait_for_all()
+    client = client_of(workers, late=True, refill=False)
+    client.start()
+    keys, tags = client.wait_for_all()
     workers.judge(keys, tags, math.nan)
     with pytest.raises(AdaptiveError, match=r"0 of 4 groups .*\(4 failed\): adaptive\.refill=false asks for no others"):
-        session.complete()
+        client.complete()
 
 
 def test_a_signal_that_the_model_does_not_give(queue):
     workers = Unjudged()
-    session = session_of(workers, late=True, refill=False, signal="acc")
-    session.start()
-    workers.judge(*session.wait_for_all())
+    client = client_of(workers, late=True, refill=False, signal="acc")
+    client.start()
+    workers.judge(*client.wait_for_all())
     with pytest.raises(ConfigError, match=r"adaptive\.signal='acc': the reward function gives no such field"):
-        session.complete()
+        client.complete()

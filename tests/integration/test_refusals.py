@@ -25,7 +25,7 @@ from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
 from verl_adaptive.integration import checks, compat, composing, guard, plugin
-from verl_adaptive.integration.async_session import NothingLeft
+from verl_adaptive.integration.async_client import NothingLeft
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
 from verl_adaptive.integration.compared_settings import differences
 from verl_adaptive.integration.minibatches import MinibatchMixin

@@ -12,7 +12,7 @@ import pytest
 from verl.trainer.ppo.v1 import get_trainer_cls
 
 from tests.cli.stores import hostile_rows, write_dataset
-from tests.world import Arrivals, World, make_engine, make_stream_engine, run_step
+from tests.world import Arrivals, World, make_async_engine, make_engine, run_step
 from verl_adaptive.cli import main
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, StepResult
 from verl_adaptive.engine import make_engine as make
@@ -122,7 +122,7 @@ def test_groups_of_one_are_prompts_and_not_called_uninformative(caplog) -> None:
 
 def test_an_asynchronous_step_trains_no_more_than_there_was(caplog) -> None:
     """Of its groups, not of what was generated meanwhile: the last step's are there before it, and it said "400% trained"."""
-    made = make_stream_engine(batch=8, n=4, steps=6, stream=AsyncFacts(warmup=16), skip_zero=False)
+    made = make_async_engine(batch=8, n=4, steps=6, async_facts=AsyncFacts(warmup=16), skip_zero=False)
     steps = lines_of(6, caplog, made)
     for result, _, line in steps:
         rollouts = result.ledger.rollouts
@@ -133,7 +133,7 @@ def test_an_asynchronous_step_trains_no_more_than_there_was(caplog) -> None:
     assert any(result.ledger.rollouts.generated < result.ledger.rollouts.trained for result, _, _ in steps)
 
 
-@pytest.mark.parametrize("make_one", [make_engine, make_stream_engine])
+@pytest.mark.parametrize("make_one", [make_engine, make_async_engine])
 @pytest.mark.parametrize("sampler", ["epoch", "spread"])
 def test_passes_over_the_data_include_this_step(caplog, make_one, sampler) -> None:
     """Of prompts picked from the pool the first step said 0.00."""

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from tests.memory.reference import SlowBaseline, SlowMemory
 from tests.samplers.bound import bound, progress_at, show
-from tests.world import Arrivals, World, keys_of, make_engine, make_stream_engine, run_step
+from tests.world import Arrivals, World, keys_of, make_async_engine, make_engine, run_step
 from verl_adaptive.advantages.memory import MemoryBaseline
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncFacts
@@ -384,8 +384,8 @@ def test_spo_starts_from_eight_offline_rollouts_of_a_prompt() -> None:
 
 def test_before_is_the_beginning_of_the_step_of_the_review() -> None:
     """Groups that are reviewed steps before they train keep the value that stood when they were reviewed."""
-    engine, world = make_stream_engine(
-        "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, stream=AsyncFacts(warmup=16)
+    engine, world = make_async_engine(
+        "spread", advantage={"name": "memory", "scale": "none"}, n=1, batch=8, M=60, async_facts=AsyncFacts(warmup=16)
     )
     arrivals, memory = Arrivals(world, 5), engine.policy.advantage.memory
     value = {}  # by submission

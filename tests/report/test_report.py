@@ -19,7 +19,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, make_run, without_steps, write_dataset
 from tests.stats.made import journal_of, make_keys
-from tests.world import Arrivals, make_stream_engine
+from tests.world import Arrivals, make_async_engine
 from verl_adaptive.cli import main
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
@@ -238,8 +238,8 @@ def test_savings_are_estimated_only_where_it_is_fair(tmp_path) -> None:
 
 def test_a_stale_group_is_one_that_uniform_allocation_has_too(tmp_path) -> None:
     """An asynchronous run without a gate, which is uniform allocation, was said to judge 84 % more rollouts than that."""
-    engine, world = make_stream_engine(
-        "epoch", filter="informative", stream=AsyncFacts(warmup=16, threshold=1), batch=16, M=200
+    engine, world = make_async_engine(
+        "epoch", filter="informative", async_facts=AsyncFacts(warmup=16, threshold=1), batch=16, M=200
     )
     arrivals = Arrivals(world)
     with Journal(tmp_path / "adaptive") as journal:

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samplers.bound import bound, progress_at
-from tests.world import Arrivals, make_engine, make_stream_engine, run_step
+from tests.world import Arrivals, make_async_engine, make_engine, run_step
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Sampler
@@ -84,7 +84,7 @@ def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
     parts = (name, "fixed", "informative", "verl")
     more = {"batch": 8, "M": 200, "p": np.where(np.arange(200) % 4, 0.5, 1.0)}
     if mode == "async":
-        engine, world = make_stream_engine(*parts, stream=AsyncFacts(warmup=8), **more)
+        engine, world = make_async_engine(*parts, async_facts=AsyncFacts(warmup=8), **more)
     else:
         engine, world = make_engine(*parts, **more)
     arrivals, seen = Arrivals(world, 1), 0

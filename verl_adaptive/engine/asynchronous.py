@@ -52,13 +52,13 @@ class AsyncFacts:
 
     Attributes:
         warmup: groups in flight or ready between steps (``num_warmup_batches`` · batch).
-        parts: mini-steps of a step (``parameter_sync_step``), each taking its share of the batch.
+        mini_steps: of a step (``parameter_sync_step``), each taking its share of the batch.
         threshold: ``max_off_policy_threshold``: weight versions a group may span, or None.
         strategy: ``max_off_policy_strategy``.
     """
 
     warmup: int = 0
-    parts: int = 1
+    mini_steps: int = 1
     threshold: int | None = None
     strategy: Literal["drop", "wait"] = "drop"
 
@@ -133,8 +133,8 @@ class AsyncEngine(Engine):
     @property
     def count(self) -> int:
         """Groups that the next mini-step takes."""
-        share = self.facts.batch // self.async_facts.parts
-        even = math.ceil(len(self.ready) / max(1, self.async_facts.parts - len(self._taken)))
+        share = self.facts.batch // self.async_facts.mini_steps
+        even = math.ceil(len(self.ready) / max(1, self.async_facts.mini_steps - len(self._taken)))
         if self.policy.sampler.plans_steps:  # all that was planned for the step
             return even
         return min(share, even) if self.starved else share  # what little there is serves every mini-step
@@ -167,8 +167,8 @@ class AsyncEngine(Engine):
         count = self.count
         if not self.decided:
             raise AdaptiveError(f"{len(self.ready)} groups are ready, {count} are to be taken: wait for more")
-        parts = self.async_facts.parts
-        share, left = self.facts.batch // parts, max(1, parts - len(self._taken))
+        mini_steps = self.async_facts.mini_steps
+        share, left = self.facts.batch // mini_steps, max(1, mini_steps - len(self._taken))
         note, have = "", len(self.ready)
         if self.starved:
             closed = Closed.concat([*self._taken, self.ready, *self.tracker.closed])
@@ -219,7 +219,7 @@ class AsyncEngine(Engine):
 
     def _window(self, step: int) -> int:
         batch = self.facts.batch
-        share = batch - min(batch, len(self._taken) * (batch // self.async_facts.parts))
+        share = batch - min(batch, len(self._taken) * (batch // self.async_facts.mini_steps))
         to_the_end = max(0, self.facts.steps - step) * batch
         return share + min(self.async_facts.warmup, to_the_end)
 
@@ -386,14 +386,14 @@ class AsyncEngine(Engine):
         submissions = np.array(sorted(self._born), dtype=np.int64)
         return {
             **super().state_dict(),
-            "stream": {
+            "asynchronous": {
                 "flight": arrays_of(self.flight),
                 "open": arrays_of(self.tracker.open),
                 "ready": arrays_of(self.ready.groups),
                 "ready_trains": self.ready.trains,
                 "born_submission": submissions,
                 "paid": np.array([self._paid.get(int(t), -1) for t in submissions], dtype=np.int64),
-                "pool": self._unspent,
+                "unspent": self._unspent,
                 "born_step": np.array([self._born[int(t)] for t in submissions], dtype=np.int64),
             },
         }
@@ -404,24 +404,24 @@ class AsyncEngine(Engine):
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         """Groups in flight and ready, as they were."""
-        stream = state.get("stream")
-        if stream is None:
+        mine = state.get("asynchronous")
+        if mine is None:
             if len(self.held):
                 raise AdaptiveError(
                     f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous "
                     "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
                 )
             return
-        self.flight = Requests(**{name: np.asarray(value) for name, value in stream["flight"].items()})
-        waiting, ready = groups_of(stream["open"]), groups_of(stream["ready"])
+        self.flight = Requests(**{name: np.asarray(value) for name, value in mine["flight"].items()})
+        waiting, ready = groups_of(mine["open"]), groups_of(mine["ready"])
         self._born = dict(
-            zip(np.asarray(stream["born_submission"]).tolist(), np.asarray(stream["born_step"]).tolist(), strict=True)
+            zip(np.asarray(mine["born_submission"]).tolist(), np.asarray(mine["born_step"]).tolist(), strict=True)
         )
-        paid = zip(self._born, np.asarray(stream["paid"]).tolist(), strict=True)
+        paid = zip(self._born, np.asarray(mine["paid"]).tolist(), strict=True)
         self._paid = {submission: amount for submission, amount in paid if amount >= 0}
         for groups in (self.flight, waiting, ready):
             groups.index = self.prompt_source.found(groups.row, groups.index)
-        self.ready = Closed.of(ready, "trained", np.asarray(stream["ready_trains"], dtype=bool))
+        self.ready = Closed.of(ready, "trained", np.asarray(mine["ready_trains"], dtype=bool))
         # As with held groups: a prompt that has left the data set cannot be topped up or sent again.
         lost = self.flight.submission[self.flight.index < 0]
         self.flight = self.flight.select(self.flight.index >= 0)
@@ -430,4 +430,4 @@ class AsyncEngine(Engine):
         self.tracker.gone = Groups.concat([self.tracker.gone, waiting.select(~stays)])
         for submission in lost.tolist():
             self._paid.pop(submission, None)
-        self._unspent = min(int(stream["pool"]), sum(self._paid.values()))
+        self._unspent = min(int(mine["unspent"]), sum(self._paid.values()))

@@ -169,11 +169,11 @@ class Engine(ABC):
 
     def _take_up(self, state: Mapping[str, Any]) -> None:
         """What only some kinds have: here, what an asynchronous engine had in flight is not ours to go on with."""
-        stream = state.get("stream")
-        if stream is None:
+        mine = state.get("asynchronous")
+        if mine is None:
             return
-        self.tracker.gone = Groups.concat([self.tracker.gone, groups_of(stream["open"])])
-        self.tracker.behind = Groups.concat([self.tracker.behind, groups_of(stream["ready"])])
+        self.tracker.gone = Groups.concat([self.tracker.gone, groups_of(mine["open"])])
+        self.tracker.behind = Groups.concat([self.tracker.behind, groups_of(mine["ready"])])
 
     @property
     def under_way(self) -> dict[str, int]:

@@ -314,15 +314,15 @@ def _check_log_probs(config: Any) -> None:
 def _check_minibatches(config: Any) -> None:
     """A step is a whole number of mini-steps, and each of these a whole number of updates."""
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    parts = 1 if mode_of(config) == "sync" else async_of(config).parts
+    mini_steps = 1 if mode_of(config) == "sync" else async_of(config).mini_steps
     key = f"trainer.v1.{mode_of(config)}.parameter_sync_step"
-    check(batch % parts == 0, key, parts, f"must divide data.train_batch_size={batch}")
-    size = batch // parts
+    check(batch % mini_steps == 0, key, mini_steps, f"must divide data.train_batch_size={batch}")
+    size = batch // mini_steps
     check(
         size % mini == 0,
         "actor_rollout_ref.actor.ppo_mini_batch_size",
         mini,
-        f"must divide {'data.train_batch_size' if parts == 1 else 'data.train_batch_size / parameter_sync_step'}={size}, so that "
+        f"must divide {'data.train_batch_size' if mini_steps == 1 else 'data.train_batch_size / parameter_sync_step'}={size}, so that "
         "a step is a whole number of updates",
     )
     if has_critic(config):

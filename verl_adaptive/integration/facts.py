@@ -52,7 +52,7 @@ def async_of(config: Any) -> AsyncFacts:
     """How the asynchronous trainer that the configuration chooses takes its batches; what it generates ahead is the plan's."""
     options, sampler = config.trainer.v1[mode_of(config)], config.trainer.v1.sampler
     return AsyncFacts(
-        parts=int(options.get("parameter_sync_step", 1)),
+        mini_steps=int(options.get("parameter_sync_step", 1)),
         threshold=sampler.max_off_policy_threshold,
         strategy=sampler.max_off_policy_strategy,
     )

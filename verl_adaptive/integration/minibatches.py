@@ -21,13 +21,13 @@ from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_
 
 from verl_adaptive.engine import Engine
 from verl_adaptive.integration.advantage import EstimatorContext, provide
-from verl_adaptive.integration.async_session import AsyncSession
+from verl_adaptive.integration.async_client import AsyncRolloutClient
 from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.queue import Batch
 from verl_adaptive.integration.rows import longer, padding_row, unseen_advantages
 from verl_adaptive.integration.run_plan import RunPlan
-from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 
 if TYPE_CHECKING:
     from verl.trainer.ppo.v1.trainer_base import PPOTrainer as _Trainer
@@ -60,7 +60,7 @@ class MinibatchMixin(_Trainer):
 
     plan: RunPlan
     engine: Engine
-    session: Session | AsyncSession
+    rollout_client: SyncRolloutClient | AsyncRolloutClient
     _now: StepState
 
     def _balance_batch(
@@ -71,7 +71,7 @@ class MinibatchMixin(_Trainer):
         A *sequence* is numbered as in ``done.sequences``, those left out included; a *row* is one of the batch that is returned:
         a sequence that trains, or padding.
         """
-        done = self.session.batch
+        done = self.rollout_client.batch
         ranks = self._ranks()
         actor, critic = self.config.actor_rollout_ref.actor, self.config.critic
         # of a mini-step; verl checks that it divides
@@ -254,7 +254,7 @@ class MinibatchMixin(_Trainer):
         return batch
 
     def _compute_advantage(self, batch: KVBatchMeta, metrics: dict) -> KVBatchMeta:
-        done = self.session.batch
+        done = self.rollout_client.batch
         # To a row without loss tokens opo gives NaN; gpg, the mean KL of a penalty and rollout_corr's means count it.
         seen = _without_padding(batch)
         context = EstimatorContext(self.engine.policy.advantage, done.trained, done.position, list(seen.keys))

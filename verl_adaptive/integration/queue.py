@@ -39,7 +39,7 @@ _FIRST_OUTPUT = "_0"
 
 
 @dataclass
-class Part:
+class Request:
     """One request of a group.
 
     Attributes:
@@ -118,8 +118,8 @@ class Queue:
         self.config, self._late = config, late
         self._least = 1 if alone else 2
         self.count = 0
-        self._parts: dict[int, list[Part]] = {}  # submission → its requests, in order
-        self._waiting: dict[str, Part] = {}  # requests that are not back, by uid
+        self._groups: dict[int, list[Request]] = {}  # submission → its requests, in order
+        self._waiting: dict[str, Request] = {}  # requests that are not back, by uid
         self._listed: dict[str, dict] = {}  # the queue at the latest look
         self.listed_at, self._list_again = -math.inf, 0.0  # when, and seconds until the next
         self._unlisted: set[str] = set()  # uids that are back, whose rows have not been listed since
@@ -134,35 +134,35 @@ class Queue:
 
     def ask(self, submission: int, uid: str, n: int, stage: int, *, whole: bool = False) -> str:
         """Note a request that is about to be sent; its uid: ``uid`` itself, or for a top-up one of its group's."""
-        parts = self._parts.setdefault(submission, [])
-        part = Part(f"{parts[0].uid}.t{stage}" if parts else uid, n, stage, whole=whole)
-        parts.append(part)
-        self._waiting[part.uid] = part
+        requests = self._groups.setdefault(submission, [])
+        request = Request(f"{requests[0].uid}.t{stage}" if requests else uid, n, stage, whole=whole)
+        requests.append(request)
+        self._waiting[request.uid] = request
         self._asked += n
-        return part.uid
+        return request.uid
 
-    def _waited_for(self, part: Part) -> list[str]:
+    def _waited_for(self, request: Request) -> list[str]:
         """Wait for this request no longer: the keys that it has rows under."""
-        if self._waiting.pop(part.uid, None) is None:
+        if self._waiting.pop(request.uid, None) is None:
             return []
-        self._asked -= part.n
-        self._arrived -= sum(key.endswith(_FIRST_OUTPUT) for key in part.seen)
-        return part.seen
+        self._asked -= request.n
+        self._arrived -= sum(key.endswith(_FIRST_OUTPUT) for key in request.seen)
+        return request.seen
 
     def forget_last(self, submission: int) -> None:
         """Forget a request that got lost: it will be asked anew."""
-        self._waited_for(self._parts[submission].pop())
-        if not self._parts[submission]:
-            del self._parts[submission]
+        self._waited_for(self._groups[submission].pop())
+        if not self._groups[submission]:
+            del self._groups[submission]
 
     @property
     def submissions(self) -> list[int]:
         """Submissions of the groups that have rows here."""
-        return list(self._parts)
+        return list(self._groups)
 
     def uids(self, requests: Requests) -> list[str]:
         """The uids of these requests, which must be the latest of their groups."""
-        return [self._parts[submission][-1].uid for submission in requests.submission.tolist()]
+        return [self._groups[submission][-1].uid for submission in requests.submission.tolist()]
 
     # -- looking --------------------------------------------------------------------------------------------
 
@@ -189,9 +189,9 @@ class Queue:
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         for key in rows.keys() - self._listed.keys():
             if key.count("_") >= 2:  # a rollout's; the others are the requests' own
-                part = self._waiting.get(key.rsplit("_", 2)[0])
-                if part is not None:
-                    part.seen.append(key)
+                request = self._waiting.get(key.rsplit("_", 2)[0])
+                if request is not None:
+                    request.seen.append(key)
                     self._arrived += key.endswith(_FIRST_OUTPUT)
         self._listed, self.count, self._unlisted = rows, len(rows), set()
         self.listed_at = time.monotonic()
@@ -211,7 +211,7 @@ class Queue:
 
     def expected(self) -> int:
         """Rows that the queue will hold once everything asked for is back."""
-        here = sum(1 + len(part.tags) for parts in self._parts.values() for part in parts)
+        here = sum(1 + len(request.tags) for requests in self._groups.values() for request in requests)
         return here + math.ceil(self._asked * self.outputs)
 
     @property
@@ -222,13 +222,13 @@ class Queue:
     # -- reading --------------------------------------------------------------------------------------------
 
     @without_gc()
-    def collect(self, requests: Requests, step: int) -> Groups:
+    def collect(self, back: Requests, step: int) -> Groups:
         """Read the rewards of requests that are back: one group per request, surviving sessions in order.
 
         ConfigError: everything is back, and no rollout has the field that ``adaptive.signal`` names.
         """
-        parts = [self._parts[submission][-1] for submission in requests.submission.tolist()]
-        found, tags, meta = self._find(parts)
+        requests = [self._groups[submission][-1] for submission in back.submission.tolist()]
+        found, tags, meta = self._find(requests)
         sessions = [outputs for mine in found for outputs in mine]
         last = [outputs[-1] for outputs in sessions]
         reward, signal, given = read_rewards(last, self.config.signal, meta, late=self._late)
@@ -246,25 +246,25 @@ class Queue:
         tokens, longest = np.add.reduceat(lengths, starts), np.maximum.reduceat(lengths, starts)
         # ... and per request.
         home = _owners(map(len, found))
-        sizes, counts = (np.bincount(at, minlength=len(parts)) for at in (home, home[alive]))
-        spoilt_tokens = np.bincount(home[~alive], weights=tokens[~alive], minlength=len(parts))
+        sizes, counts = (np.bincount(at, minlength=len(requests)) for at in (home, home[alive]))
+        spoilt_tokens = np.bincount(home[~alive], weights=tokens[~alive], minlength=len(requests))
         versions = np.array([tag.get("min_global_steps") for tag in tags], dtype=np.float64)  # NaN: not known
-        lag = np.zeros(len(parts))
+        lag = np.zeros(len(requests))
         np.fmax.at(lag, home[alive], np.fmax.reduceat(step - 1 - versions, starts)[alive])
 
-        self._keep(parts, found, tags, alive, outputs)
+        self._keep(requests, found, tags, alive, outputs)
         self._rows += len(tags)
         self._sessions += len(sessions)
         dead = [key for outputs, lives in zip(sessions, alive.tolist(), strict=True) if not lives for key in outputs]
         if dead:
             tq.kv_clear(keys=dead, partition_id=PARTITION)
-        stage = np.array([part.stage for part in parts], dtype=np.int16)
-        asked = np.array([part.n for part in parts], dtype=np.int64)
-        enough = np.array([self._enough(part.n) for part in parts], dtype=np.int64)
+        stage = np.array([request.stage for request in requests], dtype=np.int16)
+        asked = np.array([request.n for request in requests], dtype=np.int64)
+        enough = np.array([self._enough(request.n) for request in requests], dtype=np.int64)
         return Groups(
-            submission=requests.submission,
-            row=requests.row,
-            index=requests.index,
+            submission=back.submission,
+            row=back.row,
+            index=back.index,
             # A top-up that lost sessions, or all of them, leaves its group what it has.
             failed=(stage == 0) & (counts < enough),
             lag=lag.astype(np.int32),
@@ -290,31 +290,33 @@ class Queue:
 
     @staticmethod
     def _keep(
-        parts: list[Part], found: list[list[list[str]]], tags: list[dict], alive: np.ndarray, outputs: np.ndarray
+        requests: list[Request], found: list[list[list[str]]], tags: list[dict], alive: np.ndarray, outputs: np.ndarray
     ) -> None:
         """Note the surviving sessions of each request, and the tags of their rows."""
         living = iter(alive.tolist())
         rows = iter(zip(tags, np.repeat(alive, outputs).tolist(), strict=True))
-        for part, sessions in zip(parts, found, strict=True):
-            part.sessions = list(compress(sessions, islice(living, len(sessions))))
-            part.tags = [tag for tag, lives in islice(rows, sum(map(len, sessions))) if lives]
+        for request, sessions in zip(requests, found, strict=True):
+            request.sessions = list(compress(sessions, islice(living, len(sessions))))
+            request.tags = [tag for tag, lives in islice(rows, sum(map(len, sessions))) if lives]
 
-    def _find(self, parts: list[Part]) -> tuple[list[list[list[str]]], list[dict], BatchMeta | None]:
+    def _find(self, requests: list[Request]) -> tuple[list[list[list[str]]], list[dict], BatchMeta | None]:
         """The sessions of requests that are back, their rows' tags, and where those are if that was asked for on the way."""
-        if parts and self._unlisted.issuperset(part.uid for part in parts):  # one row a session: the names are known
-            names = [[f"{part.uid}_{s}{_FIRST_OUTPUT}" for s in range(part.n)] for part in parts]
+        if requests and self._unlisted.issuperset(
+            request.uid for request in requests
+        ):  # one row a session: the names are known
+            names = [[f"{request.uid}_{s}{_FIRST_OUTPUT}" for s in range(request.n)] for request in requests]
             keys = list(chain.from_iterable(names))
             meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
             if meta.size == len(keys):
-                for part in parts:
-                    self._waited_for(part)
+                for request in requests:
+                    self._waited_for(request)
                 return [[[key] for key in mine] for mine in names], meta.custom_meta, meta
         if self._unlisted:
             self._list()  # a session left no row
         found, alone = [], []
-        for part in parts:
-            found.append(_sessions([key for key in self._waited_for(part) if key in self._listed]))
-            if part.whole:
+        for request in requests:
+            found.append(_sessions([key for key in self._waited_for(request) if key in self._listed]))
+            if request.whole:
                 alone += [len(outputs) == 1 for outputs in found[-1]]
         if alone and self._single is not False:
             self._single = all(alone)
@@ -331,26 +333,26 @@ class Queue:
         """Collect the rows that train, in submission order, and clear everything else that is closed."""
         groups, inside = result.groups, result.groups.rollout_mask(result.trained)
         trained = groups.select(result.trained)
-        opened = [self._parts[submission] for submission in trained.submission.tolist()]
-        parts = [part for mine in opened for part in mine]
+        opened = [self._groups[submission] for submission in trained.submission.tolist()]
+        requests = [request for mine in opened for request in mine]
         # Per row of the trained groups: the rollout, the request and the group that it is of.
-        every = [key for part in parts for outputs in part.sessions for key in outputs]
-        tags = [tag for part in parts for tag in part.tags]
-        rollout = _owners(len(outputs) for part in parts for outputs in part.sessions)
-        request = _owners(len(part.tags) for part in parts)
-        place = _owners(map(len, opened))[request]
+        every = [key for request in requests for outputs in request.sessions for key in outputs]
+        tags = [tag for request in requests for tag in request.tags]
+        rollout = _owners(len(outputs) for request in requests for outputs in request.sessions)
+        owner = _owners(len(request.tags) for request in requests)
+        place = _owners(map(len, opened))[owner]
         response = np.array([tag["response_len"] for tag in tags], dtype=np.int64)
         prompt = np.array([tag["seq_len"] for tag in tags], dtype=np.int64) - response
         trains = result.trains[inside][rollout]
         there = trains | result.zero_row[inside][rollout]
         keys = list(compress(every, trains.tolist()))
 
-        largest = _largest(_owners(map(len, opened)), np.bincount(request[trains], minlength=len(parts)))
-        uids = [parts[at].uid for at in largest.tolist()]
-        moved = np.flatnonzero(trains & (request != largest[place]))
+        largest = _largest(_owners(map(len, opened)), np.bincount(owner[trains], minlength=len(requests)))
+        uids = [requests[at].uid for at in largest.tolist()]
+        moved = np.flatnonzero(trains & (owner != largest[place]))
         if len(moved):
             _rename([every[i] for i in moved.tolist()], [uids[at] for at in place[moved].tolist()])
-        whole = np.array([part.whole for part in parts], dtype=bool)[request]
+        whole = np.array([request.whole for request in requests], dtype=bool)[owner]
         zero_row_tokens = np.zeros(len(every), dtype=np.int64)
         absent = np.flatnonzero(there & ~trains)
         zero_row_tokens[absent] = self._loss_tokens(
@@ -402,10 +404,10 @@ class Queue:
         keep = set(keep)
         gone: list[str] = []
         for submission in submissions:
-            for part in self._parts.pop(submission, []):  # none: cleared already
-                self._waited_for(part)
-                gone.append(part.uid)
-                gone += [key for outputs in part.sessions for key in outputs if key not in keep]
+            for request in self._groups.pop(submission, []):  # none: cleared already
+                self._waited_for(request)
+                gone.append(request.uid)
+                gone += [key for outputs in request.sessions for key in outputs if key not in keep]
         if gone:
             tq.kv_clear(keys=gone, partition_id=PARTITION)
 
@@ -413,13 +415,13 @@ class Queue:
         """Forget requests that are aborted, and clear what their groups had; their uids, for whoever ends them."""
         uids = self.uids(requests)
         for submission in requests.submission.tolist():
-            self._waited_for(self._parts[submission].pop())
+            self._waited_for(self._groups[submission].pop())
         self.close(requests.submission.tolist())
         return uids
 
     def clear_strays(self) -> dict[str, dict]:
         """Clear every row that is of no open group: what sessions wrote after they were given up. The rows that there were."""
-        uids = {part.uid for parts in self._parts.values() for part in parts}
+        uids = {request.uid for requests in self._groups.values() for request in requests}
         rows = (tq.kv_list(PARTITION) or {}).get(PARTITION, {})
         stray = [key for key in rows if key.split("_", 1)[0] not in uids]
         if stray:
@@ -431,8 +433,8 @@ class Queue:
     def state_dict(self) -> dict:
         """Which rows belong to open groups; the rows themselves are in TransferQueue's own checkpoint."""
         return {
-            str(submission): [[p.uid, p.n, p.stage, p.sessions, p.uid not in self._waiting] for p in parts]
-            for submission, parts in self._parts.items()
+            str(submission): [[p.uid, p.n, p.stage, p.sessions, p.uid not in self._waiting] for p in requests]
+            for submission, requests in self._groups.items()
         }
 
     def load_state_dict(self, state: dict, living: Iterable[int]) -> None:
@@ -441,10 +443,12 @@ class Queue:
         AdaptiveError: rows of rollouts that were reviewed before the checkpoint are missing.
         """
         known = set(living)
-        saved = {int(t): parts for t, parts in state.items() if int(t) in known}
-        self._parts = {t: [Part(*about) for *about, _ in parts] for t, parts in saved.items()}
+        saved = {int(t): requests for t, requests in state.items() if int(t) in known}
+        self._groups = {t: [Request(*about) for *about, _ in requests] for t, requests in saved.items()}
         rows = self.clear_strays()
-        reviewed = {k for parts in self._parts.values() for p in parts for outputs in p.sessions for k in outputs}
+        reviewed = {
+            k for requests in self._groups.values() for p in requests for outputs in p.sessions for k in outputs
+        }
         lost = reviewed - rows.keys()
         if lost:
             raise AdaptiveError(
@@ -452,11 +456,11 @@ class Queue:
                 "it was saved or copied in part. Resume from another checkpoint (trainer.resume_from_path), or leave these "
                 "groups behind: trainer.v1.trainer_mode=sync adaptive.resume.allow=[mode]"
             )
-        for part in (part for parts in self._parts.values() for part in parts):
-            part.tags = [rows[key] for outputs in part.sessions for key in outputs]
-        back = {uid for parts in saved.values() for uid, *_, back in parts if back}
-        self._waiting = {p.uid: p for parts in self._parts.values() for p in parts if p.uid not in back}
-        self._asked = sum(part.n for part in self._waiting.values())
+        for request in (request for requests in self._groups.values() for request in requests):
+            request.tags = [rows[key] for outputs in request.sessions for key in outputs]
+        back = {uid for requests in saved.values() for uid, *_, back in requests if back}
+        self._waiting = {p.uid: p for requests in self._groups.values() for p in requests if p.uid not in back}
+        self._asked = sum(request.n for request in self._waiting.values())
         self._arrived = 0
         self._listed, self.listed_at = {}, -math.inf
 

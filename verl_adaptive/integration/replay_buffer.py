@@ -1,4 +1,4 @@
-"""verl's replay buffers, with the review in them: training batches come from the session, validation stays verl's."""
+"""verl's replay buffers, with the review in them: training batches come from the rollout client, validation stays verl's."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ from transfer_queue import KVBatchMeta
 from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.integration.async_session import AsyncSession
+from verl_adaptive.integration.async_client import AsyncRolloutClient
 from verl_adaptive.integration.polling import PARTITION
-from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 
 
 class AdaptiveReplayBuffer(ReplayBuffer):
@@ -31,28 +31,28 @@ class AdaptiveReplayBuffer(ReplayBuffer):
                 "`verl-adaptive doctor` (VERL_USE_EXTERNAL_PLUGINS must not leave it out)",
             )
         super().__init__(**kwargs)
-        self.session: Session | AsyncSession  # from the trainer, when it has its data set
+        self.rollout_client: SyncRolloutClient | AsyncRolloutClient  # from the trainer, when it has its data set
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
         if partition_id != PARTITION:
-            self.session.wait_for_partition(partition_id, batch_size)
+            self.rollout_client.wait_for_partition(partition_id, batch_size)
             return super().sample(global_steps=global_steps, partition_id=partition_id, batch_size=batch_size)
-        if isinstance(self.session, Session) and self.session.handles.late:
-            keys, tags = self.session.wait_for_all()
+        if isinstance(self.rollout_client, SyncRolloutClient) and self.rollout_client.handles.late:
+            keys, tags = self.rollout_client.wait_for_all()
             return KVBatchMeta(partition_id=partition_id, keys=keys, tags=tags), {}
-        return self._batch(self.session), {}
+        return self._batch(self.rollout_client), {}
 
     def judged(self, batch: KVBatchMeta) -> KVBatchMeta:
         """What trains of a step whose rollouts have their rewards by now; other batches stay as they are."""
         if batch.partition_id != PARTITION:
             return batch
-        made = self._batch(self.session)
+        made = self._batch(self.rollout_client)
         made.extra_info = batch.extra_info
         return made
 
-    def _batch(self, session: Session | AsyncSession) -> KVBatchMeta:
-        batch = session.complete()
+    def _batch(self, client: SyncRolloutClient | AsyncRolloutClient) -> KVBatchMeta:
+        batch = client.complete()
         return KVBatchMeta(partition_id=PARTITION, keys=batch.keys, tags=batch.tags)
 
 
@@ -62,18 +62,18 @@ class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
     It counts prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
     """
 
-    session: AsyncSession
+    rollout_client: AsyncRolloutClient
     groups_per_prompt: int = 1
 
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
         """Groups that are ready, or back and not reviewed, in prompts of a batch."""
         if partition_id != PARTITION:
             return super().get_sampleable_count(global_steps, partition_id)
-        return self.session.sampleable() // self.groups_per_prompt
+        return self.rollout_client.sampleable() // self.groups_per_prompt
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
         """Review what comes back until ``target_count`` prompts' groups are ready."""
         if partition_id != PARTITION:
             return super().wait_for_sampleable(global_steps, partition_id, target_count)
-        self.session.wait_for(target_count * self.groups_per_prompt)
+        self.rollout_client.wait_for(target_count * self.groups_per_prompt)
         return set(), {}

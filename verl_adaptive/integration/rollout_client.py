@@ -1,6 +1,6 @@
 """An engine on verl's rollout workers: carries its requests there and brings back what is done.
 
-:mod:`.queue` knows the rows. :mod:`.session` and :mod:`.async_session` run the steps.
+:mod:`.queue` knows the rows. :mod:`.sync_client` and :mod:`.async_client` run the steps.
 """
 
 from __future__ import annotations
@@ -71,7 +71,7 @@ def deal(count: int, workers: int) -> np.ndarray:
 
 
 class RolloutClient(Generic[E]):
-    """Sends an engine's requests, waits, and reads what is back; what both sessions are made of.
+    """Sends an engine's requests, waits, and reads what is back; what every trainer mode has in common.
 
     Attributes:
         queue: what TransferQueue holds.

@@ -17,13 +17,13 @@ import transfer_queue as tq
 
 from verl_adaptive.engine import Engine, StepResult
 from verl_adaptive.errors import AdaptiveError, ConfigError
-from verl_adaptive.integration.async_session import AsyncSession
+from verl_adaptive.integration.async_client import AsyncRolloutClient
 from verl_adaptive.integration.dataloader import identity_columns, refuse_own_numbers
 from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.resume import SAVED, check_resume, resume_of
 from verl_adaptive.integration.run_plan import RunPlan
-from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 from verl_adaptive.stats import (
     Journal,
     SnapshotMissing,
@@ -202,7 +202,12 @@ class RunStore:
     # -- snapshots ------------------------------------------------------------------------------------------
 
     def save(
-        self, checkpoint: str, step: int, engine: Engine, session: Session | AsyncSession, monitor: Monitor
+        self,
+        checkpoint: str,
+        step: int,
+        engine: Engine,
+        client: SyncRolloutClient | AsyncRolloutClient,
+        monitor: Monitor,
     ) -> None:
         """Write the snapshot into a checkpoint folder; complete and on disk when this returns.
 
@@ -219,7 +224,7 @@ class RunStore:
             self.table,
             {
                 "engine": engine.state_dict(),
-                "session": session.state_dict(),
+                "rows": client.state_dict(),
                 "monitor": monitor.state_dict(),
             },
             meta={
@@ -278,7 +283,7 @@ class RunStore:
             logger.warning("%s: %s", folder, text)
         table, state, manifest = read_snapshot(folder)
         self._attempt = manifest["meta"].get("attempt")
-        if len(state["engine"]["held_since"]):  # the rows of held groups; the session checks that all are there
+        if len(state["engine"]["held_since"]):  # the rows of held groups; the queue checks that all are there
             self._load_queue(folder, manifest)
         self.table = table
         self.row_of = table.rows_for(self.keys, sources=self.sources)

@@ -26,7 +26,7 @@ from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.engine import AsyncEngine, Engine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
-from verl_adaptive.integration.async_session import AsyncSession, NothingLeft
+from verl_adaptive.integration.async_client import AsyncRolloutClient, NothingLeft
 from verl_adaptive.integration.checks import check_manager
 from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_columns
 from verl_adaptive.integration.facts import identity_of
@@ -37,9 +37,9 @@ from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, Adapti
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
-from verl_adaptive.integration.session import Session
 from verl_adaptive.integration.status_messages import gather
 from verl_adaptive.integration.step_metrics import banner, step_metrics
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 from verl_adaptive.record import Recorder
 
 logger = logging.getLogger(__name__)
@@ -65,7 +65,7 @@ class AdaptiveMixin(MinibatchMixin):
         self.stream: DataloaderPrompts  # with the data set: these four
         self.run_store: RunStore
         self.engine: Engine
-        self.session: Session | AsyncSession
+        self.rollout_client: SyncRolloutClient | AsyncRolloutClient
         self._monitor: Monitor  # from the loading of the checkpoint on
         self._abort = Abort(
             lambda: list(self._loop_workers.values()),
@@ -135,11 +135,13 @@ class AdaptiveMixin(MinibatchMixin):
             late=plan.late,
         )
         if isinstance(self.engine, AsyncEngine):
-            self.session = AsyncSession(self.engine, self.stream, handles)
+            self.rollout_client = AsyncRolloutClient(self.engine, self.stream, handles)
             self.replay_buffer.groups_per_prompt = plan.groups // plan.batch
         else:
-            self.session = Session(self.engine, self.stream, handles, self._abort, plan.engines * plan.slots)
-        self.replay_buffer.session = self.session
+            self.rollout_client = SyncRolloutClient(
+                self.engine, self.stream, handles, self._abort, plan.engines * plan.slots
+            )
+        self.replay_buffer.rollout_client = self.rollout_client
 
     # -- a step ---------------------------------------------------------------------------------------------
 
@@ -158,7 +160,7 @@ class AdaptiveMixin(MinibatchMixin):
     def _add_batch_to_generate(self) -> None:
         """What verl does first in a step: send its prompts. Ours: the first round, or what the window has room for."""
         if not self._warming_up:
-            self.session.start()
+            self.rollout_client.start()
 
     def _add_async_warmup_batches(self, num_warmup_batches: int | float) -> None:
         """verl's warm-up; the engine's window is that much wider and is filled when the first step begins.
@@ -169,13 +171,13 @@ class AdaptiveMixin(MinibatchMixin):
     def step(self, metrics: dict, timing_raw: dict) -> KVBatchMeta:
         self._now = now = StepState()
         batch = super().step(metrics, timing_raw)
-        result = self.session.finish()
+        result = self.rollout_client.finish()
         with marked_timer("adaptive_commit", timing_raw):
             self.run_store.commit(self.global_steps, result, self.engine)
         more = {"updates": now.updates, "max_response_length": self.plan.longest}
-        times = self.session.timings.metrics() if isinstance(self.session, Session) else None
+        times = self.rollout_client.timings.metrics() if isinstance(self.rollout_client, SyncRolloutClient) else None
         metrics.update(step_metrics(self.engine, result, now.layouts, times=times, **more))
-        metrics.update(self._monitor.step(self.global_steps, result, self.session.batch.keys))
+        metrics.update(self._monitor.step(self.global_steps, result, self.rollout_client.batch.keys))
         if result.note:
             logger.warning("%s", result.note)
         if self.engine.finished and self.global_steps < self.total_training_steps:
@@ -197,8 +199,8 @@ class AdaptiveMixin(MinibatchMixin):
         self._warming_up = True
         super().on_train_begin()
         self._warming_up = False
-        if isinstance(self.session, AsyncSession):
-            lost = self.session.resend()
+        if isinstance(self.rollout_client, AsyncRolloutClient):
+            lost = self.rollout_client.resend()
             if lost:
                 logger.warning("%d prompts in flight were not in the checkpoint's queue and are rolled out anew", lost)
         root = self.plan.adaptive.record
@@ -292,7 +294,7 @@ class AdaptiveMixin(MinibatchMixin):
     def _save_checkpoint(self) -> None:
         # Before verl's own files: its "latest" marker must never name a step without a snapshot.
         folder = os.path.join(self.config.trainer.default_local_dir, f"global_step_{self.global_steps}")
-        self.run_store.save(folder, self.global_steps, self.engine, self.session, self._monitor)
+        self.run_store.save(folder, self.global_steps, self.engine, self.rollout_client, self._monitor)
         self.stream.loader.weights_saved = partial(self.run_store.saved, folder, self.global_steps)
         super()._save_checkpoint()
         self.run_store.prune(self.config.trainer.default_local_dir)
@@ -311,12 +313,12 @@ class AdaptiveMixin(MinibatchMixin):
             self._start_engine()
             if state is not None:
                 self.engine.load_state_dict(state["engine"])
-                self.session.load_state_dict(state["session"])
+                self.rollout_client.load_state_dict(state["rows"])
                 watched = state["monitor"]
                 if self.engine.finished:
                     self.total_training_steps = self.global_steps
             else:  # a plain run's prompts in flight are not ours: verl would send them again
-                self.session.load_state_dict({})
+                self.rollout_client.load_state_dict({})
         self._monitor = Monitor(
             self.plan.adaptive,
             self.engine,

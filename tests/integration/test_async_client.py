@@ -1,4 +1,4 @@
-"""The asynchronous session on a real TransferQueue: presets by fault, any order of arrival, restarts with work in flight.
+"""The asynchronous rollout client on a real TransferQueue: presets by fault, any order of arrival, restarts with work in flight.
 
 Only the rollout workers are a stand-in: a thread writes what verl's ``AgentLoopWorkerTQ`` writes, a few prompts at a
 time, in a shuffled order.
@@ -17,11 +17,11 @@ import pytest
 import transfer_queue as tq
 
 from tests.integration.common import left, listed
-from tests.integration.test_session import BATCH, N, Workers, engine_on_rows
+from tests.integration.test_sync_client import BATCH, N, Workers, engine_on_rows
 from tests.world import POLICIES, config_of
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.async_session import AsyncSession, NothingLeft
+from verl_adaptive.integration.async_client import AsyncRolloutClient, NothingLeft
 from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBufferAsync
@@ -29,7 +29,10 @@ from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.record import Recorder, replay
 from verl_adaptive.stats import StatsTable
 
-STREAMS = {"colocate": AsyncFacts(warmup=BATCH, threshold=8), "separate": AsyncFacts(warmup=6, parts=2, threshold=3)}
+STREAMS = {
+    "colocate": AsyncFacts(warmup=BATCH, threshold=8),
+    "separate": AsyncFacts(warmup=6, mini_steps=2, threshold=3),
+}
 
 
 class SlowWorkers(Workers):
@@ -79,34 +82,34 @@ class SlowWorkers(Workers):
         self.thread.join()
 
 
-def session_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> AsyncSession:
+def client_of(workers: Workers, stream: AsyncFacts, table: StatsTable | None = None, **adaptive) -> AsyncRolloutClient:
     config = config_of(**{"poll_interval": 0.01, "stall_timeout": 60.0, **adaptive})
     engine, prompts = engine_on_rows(config, table=table, steps=20, async_facts=stream)
-    handles = RolloutHandles(workers.submit, lambda: session.step, stall=stall_seconds(config, 64))
-    session = AsyncSession(engine, prompts, handles)
-    session.step = 0
-    return session
+    handles = RolloutHandles(workers.submit, lambda: client.step, stall=stall_seconds(config, 64))
+    client = AsyncRolloutClient(engine, prompts, handles)
+    client.step = 0
+    return client
 
 
-def one_step(session: AsyncSession):
+def one_step(client: AsyncRolloutClient):
     """A step as the trainer takes it; the rows that trained leave the queue, as verl clears them."""
-    session.step += 1
-    session.start()
-    for _ in range(session.engine.async_facts.parts):
-        batch = session.complete()
+    client.step += 1
+    client.start()
+    for _ in range(client.engine.async_facts.mini_steps):
+        batch = client.complete()
         assert set(batch.keys) <= left()
         for (key, trains), home in zip(batch.sequences, batch.group, strict=True):
             assert trains == (key in batch.keys) and 0 <= home < len(batch.trained)
         tq.kv_clear(keys=batch.keys, partition_id="train")
-    return session.finish()
+    return client.finish()
 
 
-def nothing_but_open_groups_is_left(session: AsyncSession) -> None:
+def nothing_but_open_groups_is_left(client: AsyncRolloutClient) -> None:
     """Rows in the queue belong to groups in flight or ready, and every ready group's rows are there."""
-    own = {part.uid for parts in session.queue._parts.values() for part in parts}
+    own = {request.uid for requests in client.queue._groups.values() for request in requests}
     assert {key.split("_", 1)[0] for key in left()} <= own
-    assert len(session.queue._parts) == len(
-        set(session.engine.flight.submission) | set(session.engine.ready.groups.submission)
+    assert len(client.queue._groups) == len(
+        set(client.engine.flight.submission) | set(client.engine.ready.groups.submission)
     )
 
 
@@ -122,20 +125,20 @@ def clean(queue):
 @pytest.mark.parametrize("preset", [preset for preset in POLICIES if preset != "cero"])
 def test_steps_add_up_and_replay(clean, preset, fail, stream, tmp_path):
     workers = SlowWorkers(order=3, fail=fail)
-    session = session_of(workers, STREAMS[stream], **POLICIES[preset])
-    recorder = Recorder(tmp_path, session.engine)
+    client = client_of(workers, STREAMS[stream], **POLICIES[preset])
+    recorder = Recorder(tmp_path, client.engine)
     held = generated = closed = 0
     for _ in range(5):
-        result = one_step(session)
+        result = one_step(client)
         account = result.ledger.rollouts
         out = account.trained + account.dropped_in_all + account.held
         assert account.generated + held == out
         held, generated, closed = account.held, generated + account.generated, closed + len(result.groups)
-        nothing_but_open_groups_is_left(session)
+        nothing_but_open_groups_is_left(client)
     workers.stop()
     recorder.close()
-    table = session.engine.table
-    assert table.col("visits").sum() + table.col("failures").sum() == closed + len(session.engine.ready)
+    table = client.engine.table
+    assert table.col("visits").sum() + table.col("failures").sum() == closed + len(client.engine.ready)
     # each prompt's rewards are those that the workers wrote for it
     report = replay(tmp_path / "attempt-0")
     assert report.identical and (report.steps, report.rollouts) == (5, generated)
@@ -149,12 +152,12 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     What is generated anew is as old as the resumed step; what was finished, or has pilots, as old as it was.
     """
     first = SlowWorkers(order=5)
-    session = session_of(first, STREAMS[stream], **POLICIES[preset])
+    client = client_of(first, STREAMS[stream], **POLICIES[preset])
     for _ in range(3):
-        one_step(session)
-    state, own = copy.deepcopy(session.engine.state_dict()), copy.deepcopy(session.state_dict())
-    table = StatsTable.from_arrow(session.engine.table.to_arrow())
-    rollouts, held = int(table.col("rollouts").sum()), session.engine.ledger.rollouts.held
+        one_step(client)
+    state, own = copy.deepcopy(client.engine.state_dict()), copy.deepcopy(client.state_dict())
+    table = StatsTable.from_arrow(client.engine.table.to_arrow())
+    rollouts, held = int(table.col("rollouts").sum()), client.engine.ledger.rollouts.held
     first.stop()
     # half of what is not done is not in the restored queue at all, the rest is issued again, as verl does
     rows = listed()
@@ -171,26 +174,26 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     )  # of a request cleared meanwhile
 
     second = SlowWorkers(order=6)
-    other = session_of(second, STREAMS[stream], table=table, **POLICIES[preset])
+    other = client_of(second, STREAMS[stream], table=table, **POLICIES[preset])
     other.engine.load_state_dict(state)
     other.load_state_dict(own)
-    other.step = session.step + 1
+    other.step = client.step + 1
     assert not {"stray_0_0", "late"} & left()
     tq.kv_batch_put(keys=["late"], partition_id="train", tags=[{"status": "finished"}])
-    for part in (p for parts in other.queue._parts.values() for p in parts if p.uid in again):
-        submission = next(t for t, parts in other.queue._parts.items() if part in parts)
+    for request in (p for requests in other.queue._groups.values() for p in requests if p.uid in again):
+        submission = next(t for t, requests in other.queue._groups.items() if request in requests)
         number = int(other.stream.item(other.engine.living[submission])["number"])
         tag = {"is_prompt": True, "status": "pending", "global_steps": other.step}
-        tq.kv_batch_put(keys=[part.uid], partition_id="train", tags=[tag])
-        second.jobs.append((part.uid, part.n, number, 7))
+        tq.kv_batch_put(keys=[request.uid], partition_id="train", tags=[tag])
+        second.jobs.append((request.uid, request.n, number, 7))
     born = dict(other.engine._born)
     first_requests = {
-        t for t, parts in other.queue._parts.items() if len(parts) == 1 and parts[0].uid in {*lost, *again}
+        t for t, requests in other.queue._groups.items() if len(requests) == 1 and requests[0].uid in {*lost, *again}
     }
     assert other.resend() == len(lost)
     for submission, step in other.engine._born.items():
         assert step == (other.step if submission in first_requests else born[submission])
-    other.step = session.step
+    other.step = client.step
     account = one_step(other).ledger.rollouts
     assert account.generated + held == account.trained + account.dropped_in_all + account.held
     tq.kv_clear(keys=["late"], partition_id="train")
@@ -210,9 +213,9 @@ def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypat
     before, after = Queue(config_of()), Queue(config_of())
     for stage, sessions in enumerate([["a_0_0"], []]):
         before.ask(0, "a", 1, stage)
-        part = before._parts[0][-1]
-        before._waited_for(part)
-        part.sessions, part.tags = [sessions] * len(sessions), [rows["a_0_0"]] * len(sessions)
+        request = before._groups[0][-1]
+        before._waited_for(request)
+        request.sessions, request.tags = [sessions] * len(sessions), [rows["a_0_0"]] * len(sessions)
     after.load_state_dict(before.state_dict(), [0])
     assert after.under_way == before.under_way == 0 and after.expected() == before.expected() == 3
 
@@ -220,26 +223,26 @@ def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypat
 def test_a_checkpoint_without_verls_queue_says_the_ways_out(clean):
     """verl writes it last, and nowhere but to the local folder: an interrupted save, or a copy, may lack it."""
     workers = SlowWorkers(order=5)
-    session = session_of(workers, STREAMS["colocate"], **POLICIES["greso"])
-    while not len(session.engine.ready):
-        one_step(session)
+    client = client_of(workers, STREAMS["colocate"], **POLICIES["greso"])
+    while not len(client.engine.ready):
+        one_step(client)
     workers.stop()
     tq.kv_clear(keys=list(left()), partition_id="train")
-    other = session_of(SlowWorkers(), STREAMS["colocate"], table=session.engine.table, **POLICIES["greso"])
-    other.engine.load_state_dict(session.engine.state_dict())
+    other = client_of(SlowWorkers(), STREAMS["colocate"], table=client.engine.table, **POLICIES["greso"])
+    other.engine.load_state_dict(client.engine.state_dict())
     ways = r"trainer\.resume_from_path.* trainer\.v1\.trainer_mode=sync adaptive\.resume\.allow=\[mode\]$"
     with pytest.raises(AdaptiveError, match=ways):
-        other.load_state_dict(session.state_dict())
-    other.queue.load_state_dict(session.state_dict(), [])  # in sync, where none of them lives on
+        other.load_state_dict(client.state_dict())
+    other.queue.load_state_dict(client.state_dict(), [])  # in sync, where none of them lives on
     assert not other.queue.submissions
 
 
 def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
     workers = SlowWorkers(order=1, forget=0.6)
-    session = session_of(workers, STREAMS["colocate"], stall_timeout=1.0, **POLICIES["grpo"])
+    client = client_of(workers, STREAMS["colocate"], stall_timeout=1.0, **POLICIES["grpo"])
     with pytest.raises(AdaptiveError, match=r"stall_timeout=1 s; still waiting for \d+ of \d+ prompts \(\d+ pending"):
         for _ in range(10):
-            one_step(session)
+            one_step(client)
     workers.stop()
     assert workers.forgotten
 
@@ -247,22 +250,22 @@ def test_answers_that_never_come_end_the_run_with_what_is_missing(clean):
 def test_a_dead_worker_is_named_at_once(clean, monkeypatch):
     monkeypatch.setattr("verl_adaptive.integration.polling._LIVENESS_INTERVAL", 0.1)
     workers = SlowWorkers(order=1, forget=1.0)
-    session = session_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
-    session.handles = replace(session.handles, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
+    client = client_of(workers, STREAMS["colocate"], stall_timeout=60.0, **POLICIES["grpo"])
+    client.handles = replace(client.handles, dead=lambda: ["agent-loop worker 0 (ActorDiedError)"])
     with pytest.raises(AdaptiveError, match=r"agent-loop worker 0 \(ActorDiedError\) died .*resumes from the"):
-        one_step(session)
+        one_step(client)
     workers.stop()
 
 
 def test_a_mini_step_after_the_first_may_have_nothing_left(clean):
     workers = SlowWorkers(order=1)
-    session = session_of(workers, AsyncFacts(parts=2), max_rollouts_per_step=N, **POLICIES["grpo"])
-    session.step = 1
-    session.start()
-    assert len(session.complete().trained) == 1
+    client = client_of(workers, AsyncFacts(mini_steps=2), max_rollouts_per_step=N, **POLICIES["grpo"])
+    client.step = 1
+    client.start()
+    assert len(client.complete().trained) == 1
     with pytest.raises(NothingLeft, match=rf"1 of {BATCH} groups"):
-        session.complete()
-    result = session.finish()
+        client.complete()
+    result = client.finish()
     assert result.trained.sum() == 1 and "1 of" in result.note
     workers.stop()
 
@@ -377,7 +380,7 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(clean):
         def refill(self, count: int) -> None: ...
 
     workers = SlowWorkers()
-    session = session_of(workers, STREAMS["separate"], **POLICIES["grpo"])
+    client = client_of(workers, STREAMS["separate"], **POLICIES["grpo"])
     buffer = AdaptiveReplayBufferAsync(
         trainer_mode="separate_async",
         trainer_config={},
@@ -386,9 +389,9 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(clean):
         sampler_kwargs={},
         refill_fn=Trainer().refill,
     )
-    buffer.session, buffer.groups_per_prompt = session, 3
-    session.start()
+    buffer.rollout_client, buffer.groups_per_prompt = client, 3
+    client.start()
     buffer.wait_for_sampleable(1, "train", 2)
-    assert len(session.engine.ready) >= 6
+    assert len(client.engine.ready) >= 6
     workers.stop()
-    assert buffer.get_sampleable_count(1, "train") == session.sampleable() // 3 >= 2
+    assert buffer.get_sampleable_count(1, "train") == client.sampleable() // 3 >= 2

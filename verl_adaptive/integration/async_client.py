@@ -18,7 +18,7 @@ class NothingLeft(AdaptiveError):
     """A mini-step after the step's first has no group to train on; the trainer goes on without it."""
 
 
-class AsyncSession(RolloutClient[AsyncEngine]):
+class AsyncRolloutClient(RolloutClient[AsyncEngine]):
     """Runs steps of an :class:`~verl_adaptive.engine.AsyncEngine`; nothing waits for anything to be whole."""
 
     def start(self) -> None:

@@ -18,7 +18,7 @@ from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandl
 from verl_adaptive.integration.timings import Timings
 
 
-class Session(RolloutClient[Engine]):
+class SyncRolloutClient(RolloutClient[Engine]):
     """Runs steps of an engine, one batch a step.
 
     Args:

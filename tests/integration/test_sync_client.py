@@ -1,4 +1,4 @@
-"""The session on a real TransferQueue: several outputs a session, failed sessions, top-ups, any order of completion.
+"""The sync trainer's rollout client on a real TransferQueue: several outputs a session, failed ones, top-ups, any order.
 
 Only the rollout workers are a stand-in: it writes what verl's ``AgentLoopWorkerTQ`` writes, in a shuffled order.
 """
@@ -32,7 +32,7 @@ from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration import monitor, rewards
 from verl_adaptive.integration.abort import Aborted
 from verl_adaptive.integration.advantage import register_estimator, trajectory_rows
-from verl_adaptive.integration.async_session import AsyncSession
+from verl_adaptive.integration.async_client import AsyncRolloutClient
 from verl_adaptive.integration.dataloader import DataloaderPrompts
 from verl_adaptive.integration.layout import Layout
 from verl_adaptive.integration.minibatches import StepState
@@ -40,7 +40,7 @@ from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.rewards import read_rewards
 from verl_adaptive.integration.rollout_client import RolloutHandles, deal
-from verl_adaptive.integration.session import Session
+from verl_adaptive.integration.sync_client import SyncRolloutClient
 
 BATCH, N, PROMPTS = 4, 8, 40
 
@@ -147,21 +147,21 @@ def engine_on_rows(config: AdaptiveConfig, *, batch: int = BATCH, n: int = N, **
     return engine_of(config, SimpleNamespace(p=np.zeros(PROMPTS), source=stream), batch=batch, n=n, **more), stream
 
 
-def session_of(
+def client_of(
     workers: Workers, n: int = N, batch: int = BATCH, *, single_turn: bool = False, late: bool = False, **adaptive
-) -> Session:
+) -> SyncRolloutClient:
     config = config_of(**{"poll_interval": 0.01, "stall_timeout": 3.0, **adaptive})
     engine, stream = engine_on_rows(config, batch=batch, n=n, steps=10)
     handles = RolloutHandles(
         workers.submit, lambda: 1, stall=stall_seconds(config, 64), single_turn=single_turn, late=late
     )
-    return Session(engine, stream, handles, workers)  # type: ignore[arg-type]
+    return SyncRolloutClient(engine, stream, handles, workers)  # type: ignore[arg-type]
 
 
-def batch_of(session: Session):
+def batch_of(client: SyncRolloutClient):
     """The batch of a step."""
-    session.start()
-    return session.complete()
+    client.start()
+    return client.complete()
 
 
 def clear(batch) -> None:
@@ -175,11 +175,11 @@ PILOTS = {"allocator": {"name": "pilot_commit", "n_pilot": 4, "form": "on_policy
 @pytest.mark.parametrize("order", [0, 1, 2])
 def test_topups_join_their_group_whatever_the_order(queue, order):
     workers = Workers(order)
-    session = session_of(workers, **PILOTS)
-    session.start()
-    assert session.queue.under_way == 12 * 4
-    batch = session.complete()
-    assert session.queue.under_way == 0
+    client = client_of(workers, **PILOTS)
+    client.start()
+    assert client.queue.under_way == 12 * 4
+    batch = client.complete()
+    assert client.queue.under_way == 0
     result = batch.result
     assert result.trained.sum() == BATCH and set(batch.trained.n) == {N}
     # every output of every session of the trained groups, nothing else is left in the queue
@@ -212,8 +212,8 @@ def zero_rows_of(batch) -> list[tuple[str, int]]:
 
 def test_rows_left_out_count_in_denominators_and_curves(queue):
     workers = Workers()
-    session = session_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
-    batch = batch_of(session)
+    client = client_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
+    batch = batch_of(client)
     zero_rows = zero_rows_of(batch)
     assert zero_rows and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     assert len(batch.sequences) == len(workers.written)
@@ -246,8 +246,8 @@ def masks_read(monkeypatch) -> list[str]:
 def test_masks_of_one_turn_are_as_long_as_the_answers_or_all_are_read(queue, monkeypatch, caplog, tool):
     monkeypatch.setattr("verl_adaptive.integration.queue._PROBES", 4)
     workers = Workers(tool=tool, most=1)
-    session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
-    batch = batch_of(session)
+    client, read = client_of(workers, single_turn=True), masks_read(monkeypatch)
+    batch = batch_of(client)
     zero_rows = zero_rows_of(batch)
     assert len(zero_rows) > 8 and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
     absent = {key for key, _ in zero_rows}
@@ -260,8 +260,8 @@ def test_masks_of_prompts_with_an_agent_loop_of_their_own_are_read(queue, monkey
     real = Rows.__getitem__
     monkeypatch.setattr(Rows, "__getitem__", lambda self, i: {**real(self, i), "agent_name": "tools"})
     workers = Workers(tool=False)
-    session, read = session_of(workers, single_turn=True), masks_read(monkeypatch)
-    batch = batch_of(session)
+    client, read = client_of(workers, single_turn=True), masks_read(monkeypatch)
+    batch = batch_of(client)
     assert {key for key, trains in batch.sequences if not trains} == set(read)
     clear(batch)
 
@@ -272,7 +272,7 @@ def test_a_number_of_rollouts_that_items_bring_is_refused(queue, monkeypatch):
     monkeypatch.setattr(Rows, "__getitem__", lambda self, i: {**real(self, i), "__rollout_n__": 4})
     workers = Workers()
     with pytest.raises(AdaptiveError, match=r"column __rollout_n__.*leave \+adaptive out"):
-        session_of(workers).start()
+        client_of(workers).start()
     assert workers.calls == 0 and left() == set()
 
 
@@ -293,13 +293,13 @@ class Slowly(Workers):
 
 def trained_by(workers: Slowly, monkeypatch, *, single_turn: bool) -> tuple[object, int]:
     """A step's batch, and how often the queue was listed for it while prompts came back one at a time."""
-    session, lists = session_of(workers, single_turn=single_turn, min_sessions=0.25), []
+    client, lists = client_of(workers, single_turn=single_turn, min_sessions=0.25), []
     monkeypatch.setattr("verl_adaptive.integration.queue._LIST_SHARE", 1e-9)  # no listing but for rows
-    real, look = session.queue._list, session.queue.look
-    monkeypatch.setattr(session.queue, "_list", lambda: lists.append(1) or real())
-    monkeypatch.setattr(session.queue, "look", lambda uids: workers.one() or look(uids))
-    batch = batch_of(session)
-    assert session.queue.under_way == 0
+    real, look = client.queue._list, client.queue.look
+    monkeypatch.setattr(client.queue, "_list", lambda: lists.append(1) or real())
+    monkeypatch.setattr(client.queue, "look", lambda uids: workers.one() or look(uids))
+    batch = batch_of(client)
+    assert client.queue.under_way == 0
     return batch, len(lists)
 
 
@@ -328,11 +328,11 @@ class Solved(Workers):
         super()._prompt(uid, n, PROMPTS, place)
 
 
-def trainer_of(session: Session, *words: str, forgo: bool = False):
+def trainer_of(client: SyncRolloutClient, *words: str, forgo: bool = False):
     """verl's trainer and ours, for its step alone: without workers."""
     made = object.__new__(get_trainer_cls("sync").adaptive())
     made.config = composed(*words)
-    made.engine, made.session, made.plan = session.engine, session, SimpleNamespace(forgo=forgo)
+    made.engine, made.rollout_client, made.plan = client.engine, client, SimpleNamespace(forgo=forgo)
     made.processor, made.use_critic, made.use_reference_policy = None, False, False
     made.tokenizer = SimpleNamespace(eos_token_id=7, pad_token_id=0, decode=lambda ids, **_: str(ids.tolist()))
     made.global_steps, made.local_trigger_step = 1, 0
@@ -345,10 +345,10 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     """verl needs a row to have a step; its own estimators would take that row's reward for its advantage."""
     register_estimator(BetaPosterior)
     off = {"advantage": {"name": "beta", "variant": "off"}} if estimator == "adaptive_beta" else {}
-    session = session_of(Solved(), **off)
-    batch = batch_of(session)
+    client = client_of(Solved(), **off)
+    batch = batch_of(client)
     assert batch.result.trains.sum() == 1 and batch.result.zero_row.sum() == BATCH * N - 1
-    trainer = trainer_of(session, f"algorithm.adv_estimator={estimator}", forgo=forgo)
+    trainer = trainer_of(client, f"algorithm.adv_estimator={estimator}", forgo=forgo)
     trainer._compute_advantage(KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags), {})
     data = tq.kv_batch_get(
         keys=batch.keys, partition_id="train", select_fields=["advantages", "returns", "response_mask"]
@@ -369,12 +369,12 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
 
     Nor any metric of the rollout correction: they were sequences of perplexity 1 and weight 0 there.
     """
-    session = session_of(Workers())
-    batch = batch_of(session)
+    client = client_of(Workers())
+    batch = batch_of(client)
     words = [f"algorithm.adv_estimator={estimator}", f"algorithm.use_kl_in_reward={str(penalty).lower()}"]
     words += [f"algorithm.rollout_correction.{word}" for word in ("rollout_is=token", "rollout_rs=seq_mean_k1")]
     words += ["algorithm.rollout_correction.rollout_rs_threshold=0.5_1.5"]
-    trainer = trainer_of(session, *words)
+    trainer = trainer_of(client, *words)
     trainer.kl_ctrl_in_reward = FixedKLController(0.1)
 
     def advantages(rows: KVBatchMeta) -> tuple[list[torch.Tensor], dict]:
@@ -408,10 +408,10 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
 )
 def test_padding_has_a_token_where_the_loss_would_fail_without_one(queue, words, tokens):
     """``sao``'s loss ends the run at a micro batch of padding alone; an entropy bonus, or a teacher, would act on the token."""
-    session = session_of(Workers(tool=False))
-    batch = batch_of(session)
+    client = client_of(Workers(tool=False))
+    batch = batch_of(client)
     bypass = "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode"
-    trainer = trainer_of(session, *([] if words is None else [bypass, *words]))
+    trainer = trainer_of(client, *([] if words is None else [bypass, *words]))
     real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
     row, tag = trainer._padding_row(real)
     row.setdefault("position_ids", torch.arange(tag["seq_len"]))  # as every row of verl's has
@@ -455,12 +455,12 @@ def test_an_empty_answer_carries_no_tokens_of_others(queue):
 
 def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
     """``trainer.rollout_data_dir``: a padding row would be a failure, of the prompt that it is a copy of if it has pictures."""
-    session = session_of(Workers())
-    batch = batch_of(session)
+    client = client_of(Workers())
+    batch = batch_of(client)
     texts = [{"prompts": torch.tensor([1, 2]), "responses": torch.tensor([3]), "reward_model": {"ground_truth": "4"}}]
     fields = tu.list_of_dict_to_tensordict(texts * len(batch.keys))
     tq.kv_batch_put(keys=batch.keys, partition_id="train", fields=fields)
-    trainer = trainer_of(session)
+    trainer = trainer_of(client)
     trainer.global_steps = 5
     real = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
     keys, tags = trainer._padding(real, np.zeros(2, bool), *trainer._padding_row(real))
@@ -476,16 +476,16 @@ def test_verl_writes_rollouts_down_and_no_padding(queue, tmp_path):
 
 def test_what_a_reward_function_gives_is_read_off_rollouts_and_not_off_padding(queue, monkeypatch):
     """A padding row has the ``acc`` of its source and a reward of 0: a bare number was taken for another field."""
-    session = session_of(Workers(signal="acc"))
-    batch = batch_of(session)
-    trainer, asked = trainer_of(session), []
+    client = client_of(Workers(signal="acc"))
+    batch = batch_of(client)
+    trainer, asked = trainer_of(client), []
     rows = KVBatchMeta(partition_id="train", keys=batch.keys, tags=batch.tags)
     keys, tags = trainer._padding(rows, np.zeros(1, bool), *trainer._padding_row(rows))
     padded = KVBatchMeta(partition_id="train", keys=keys + batch.keys, tags=tags + batch.tags)
     monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing_raw: padded)
     monkeypatch.setattr(monitor, "_fields", lambda *rows, real=monitor._fields: asked.append(real(*rows)) or asked[-1])
     trainer.plan, trainer.run_store = SimpleNamespace(longest=64), SimpleNamespace(commit=lambda *_: None)
-    trainer._monitor = monitor.Monitor(session.config, session.engine, longest=64, tracking=lambda: None)
+    trainer._monitor = monitor.Monitor(client.config, client.engine, longest=64, tracking=lambda: None)
     trainer._monitor._judge._rewards = {0.0, 0.5, 1.0}  # graded
     trainer.total_training_steps = 9
     trainer.step({}, {})
@@ -518,8 +518,8 @@ class Flaky(Workers):
 def test_survivors_are_the_group(queue):
     """One flaky rollout in a hundred, groups of 64: about half of them lose one, and none is thrown away or refilled."""
     workers = Flaky(chance=0.01, order=3)
-    session = session_of(workers, n=64, batch=16)
-    batch = batch_of(session)
+    client = client_of(workers, n=64, batch=16)
+    batch = batch_of(client)
     groups, result = batch.result.groups, batch.result
     lost = workers.raised + workers.nan
     assert workers.raised and workers.nan and (groups.lost > 0).sum() >= 4
@@ -556,13 +556,13 @@ def test_min_sessions_says_how_many_survivors_make_a_group(queue, share, failed)
             self.dice.random = iter([0.0, 0.9, 1.0, 0.5] * n).__next__  # every second reward is NaN
             super()._prompt(uid, n, number, place)
 
-    session = session_of(Half(chance=0.5), min_sessions=share)
-    session.start()
+    client = client_of(Half(chance=0.5), min_sessions=share)
+    client.start()
     if failed:
         with pytest.raises(AdaptiveError, match="groups all failed"):
-            session.complete()
+            client.complete()
     else:
-        batch = session.complete()
+        batch = client.complete()
         assert (batch.result.groups.n == N // 2).all() and not batch.result.groups.failed.any()
         clear(batch)
 
@@ -577,8 +577,8 @@ def test_one_rollout_that_is_left_of_two_trains_only_where_it_needs_no_other(que
         monkeypatch.setattr(Verl, "needs_groups", False)
         monkeypatch.setattr(Verl, "centres", True)
     workers = Flaky(chance=0.2, order=3)
-    session = session_of(workers, n=2, batch=16, advantage="memory" if estimator == "memory" else "verl")
-    batch = batch_of(session)
+    client = client_of(workers, n=2, batch=16, advantage="memory" if estimator == "memory" else "verl")
+    batch = batch_of(client)
     groups, result = batch.result.groups, batch.result
     single = groups.n == 1
     assert (groups.lost > 0).any() and len(groups) >= 16
@@ -607,10 +607,10 @@ def test_rewards_are_found_by_halves_when_some_rows_have_none(queue, monkeypatch
 
 def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue):
     workers = Workers()
-    session = session_of(workers)
-    session.handles = replace(session.handles, row_limit=N)
+    client = client_of(workers)
+    client.handles = replace(client.handles, row_limit=N)
     with pytest.raises(ConfigError, match=r"total_storage_size=8: step 1 needs 36 rows.*set it to 72 or more"):
-        session.start()
+        client.start()
     assert workers.calls == 0 and left() == set()
 
 
@@ -618,28 +618,28 @@ def test_a_queue_too_small_for_the_step_is_refused_before_anything_is_sent(queue
 def test_what_the_queue_has_no_room_for_waits_for_groups_that_are_dropped(queue, limit):
     """A refill that the plugin itself had made too large for verl's default queue ended the run."""
     workers, most = Workers(most=1), []
-    session = session_of(workers, n=2, filter="informative", max_rounds=PROMPTS // BATCH)
+    client = client_of(workers, n=2, filter="informative", max_rounds=PROMPTS // BATCH)
     submit = workers.submit
-    session.handles = replace(
-        session.handles, row_limit=limit, submit=lambda batch: most.append(session.queue.expected()) or submit(batch)
+    client.handles = replace(
+        client.handles, row_limit=limit, submit=lambda batch: most.append(client.queue.expected()) or submit(batch)
     )
     for _ in range(3):
-        batch = batch_of(session)
+        batch = batch_of(client)
         assert batch.result.trained.sum() == BATCH and left() == set(batch.keys)
         clear(batch)
-    assert max(most) <= limit and session.queue.under_way == 0
+    assert max(most) <= limit and client.queue.under_way == 0
 
 
 def test_prompts_of_dropped_groups_are_let_go_within_the_step(queue, monkeypatch):
     """A prompt may have images of megabytes, and a step of which most is dropped draws many batches of prompts."""
     workers, held = Workers(most=1), []
-    session = session_of(workers, n=2, batch=2, filter="informative", max_rounds=PROMPTS // 2)
-    finish, prompt = session.engine.finish, workers._prompt
+    client = client_of(workers, n=2, batch=2, filter="informative", max_rounds=PROMPTS // 2)
+    finish, prompt = client.engine.finish, workers._prompt
     monkeypatch.setattr(workers, "_prompt", lambda uid, n, number, place: prompt(uid, n, number * (number > 20), place))
-    monkeypatch.setattr(session.engine, "finish", lambda: held.append(len(session.stream.held)) or finish())
-    batch = batch_of(session)
+    monkeypatch.setattr(client.engine, "finish", lambda: held.append(len(client.stream.held)) or finish())
+    batch = batch_of(client)
     assert len(batch.result.groups) > 20 and held[0] < 10  # what may train, and what the batch could fall back on
-    assert not session.stream.held
+    assert not client.stream.held
     clear(batch)
 
 
@@ -656,22 +656,24 @@ def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypat
     facts = AsyncFacts(warmup=ahead) if ahead else None
     there = SimpleNamespace(p=world.p, source=stream)
     engine, handles = engine_of(config, there, batch=BATCH, n=N, async_facts=facts), RolloutHandles(len, lambda: 1)
-    session = AsyncSession(engine, stream, handles) if ahead else Session(engine, stream, handles, Workers())
+    client = (
+        AsyncRolloutClient(engine, stream, handles) if ahead else SyncRolloutClient(engine, stream, handles, Workers())
+    )
     # what is read is between stream and engine: no queue, and nobody generates
-    session.queue, session.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(session.engine.flight)
+    client.queue, client.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(client.engine.flight)
     for _ in range(3):
-        batch_of(session)
-        session.finish()
+        batch_of(client)
+        client.finish()
     assert reads == list(range(4 * BATCH))
     assert set(stream.held) == {*engine.living.values(), *engine.prompt_source.ahead.tolist()}
 
 
 def test_a_queue_full_of_groups_that_train_is_refused(queue):
-    session = session_of(Workers(most=1))
-    session.handles = replace(session.handles, row_limit=BATCH * (N + 1) - 1)
-    session.start()
+    client = client_of(Workers(most=1))
+    client.handles = replace(client.handles, row_limit=BATCH * (N + 1) - 1)
+    client.start()
     with pytest.raises(ConfigError, match=r"total_storage_size=35: step 1 needs 36 rows.*set it to 72 or more"):
-        session.complete()
+        client.complete()
 
 
 def test_long_responses_do_not_trip_the_stall_timeout():
@@ -684,9 +686,9 @@ def test_long_responses_do_not_trip_the_stall_timeout():
 def test_a_rollout_whose_judge_timed_out_is_lost_and_not_the_run(queue):
     """verl's rate-limited reward manager answers for such a call with other fields."""
     workers = Workers(signal="accuracy")
-    session = session_of(workers, signal="accuracy", refill=False)
-    session.start()
-    clear(session.complete())
+    client = client_of(workers, signal="accuracy", refill=False)
+    client.start()
+    clear(client.complete())
     keys = ["judged_0_0", "judged_1_0"]
     for key, info in zip(keys, ({"accuracy": 1.0}, {"timeout": True}), strict=True):
         row = {"uid": "judged", "rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": info}}
@@ -745,9 +747,9 @@ def test_the_group_that_comes_back_first_may_lack_the_signal(queue):
 
 def test_a_rollout_lost_for_want_of_the_signal_is_not_put_down_to_its_reward_alone(queue, caplog):
     """The log named a session that raised and a reward that is not finite, and every reward was there."""
-    session = session_of(Workers(), signal="acc")
-    session.engine.flight = requests_of(0, n=3)
-    session.queue.ask(0, "g0", 3, 0)
+    client = client_of(Workers(), signal="acc")
+    client.engine.flight = requests_of(0, n=3)
+    client.queue.ask(0, "g0", 3, 0)
     rollouts_of("g0", [1, 1], {"acc": 1.0})
     tq.kv_batch_put(
         keys=["g0_2_0"],
@@ -755,9 +757,9 @@ def test_a_rollout_lost_for_want_of_the_signal_is_not_put_down_to_its_reward_alo
         fields=tu.list_of_dict_to_tensordict([{"rm_scores": torch.ones(1), "extra_fields": {"reward_extra_info": {}}}]),
         tags=[{"response_len": 1}],
     )
-    session.fetch(session.timeout())
+    client.fetch(client.timeout())
     assert "1 of 3 rollouts" in caplog.text and "or its reward or adaptive.signal is missing" in caplog.text
-    session.queue.close([0])
+    client.queue.close([0])
 
 
 def test_where_no_rollout_has_a_reward_the_signal_is_not_what_is_missed(queue):
@@ -785,24 +787,24 @@ def test_one_group_of_long_sessions_does_not_foretell_the_queue(queue):
 
 def test_what_a_session_writes_after_it_was_given_up_is_cleared_before_a_later_step(queue):
     """However late: it was looked for before the next step only, and stayed for the rest of the run."""
-    session = session_of(Workers())
+    client = client_of(Workers())
     for _ in range(3):
-        session.start()
-        clear(session.complete())
-        session.finish()
+        client.start()
+        clear(client.complete())
+        client.finish()
         rollouts_of("stubborn", [2], {})
-    session.start()
+    client.start()
     assert not any(key.startswith("stubborn") for key in left())
-    clear(session.complete())
+    clear(client.complete())
 
 
 def test_when_everything_fails_the_run_ends_with_the_reason(queue):
-    session = session_of(Workers(fail=1.0))
-    session.handles = replace(session.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
-    session.start()
+    client = client_of(Workers(fail=1.0))
+    client.handles = replace(client.handles, busy=lambda: "reward model 0: dead (ActorDiedError)")
+    client.start()
     said = r"the last \d+ groups all failed.* \(open requests: reward model 0: dead \(ActorDiedError\)\)"
     with pytest.raises(AdaptiveError, match=said):
-        session.complete()
+        client.complete()
 
 
 @pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
