@@ -66,7 +66,7 @@ class Oracle(Sampler):
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
         if progress.step != self._step:  # the weights change between steps only
             self._step, self._rate = progress.step, self.rates()
-        u = progress.draw.uniform(f"oracle.{progress.round}", self.table.key_hi[pool], self.table.key_lo[pool])
+        u = progress.draw.uniform(f"oracle.{progress.chunk}", self.table.key_hi[pool], self.table.key_lo[pool])
         return Pick(pool[draw_by_variance(self._rate[pool], u, count)])
 
 
@@ -211,7 +211,7 @@ class Run:
     def _generate(self, requests: Requests, step: int) -> Groups:
         """Roll a round out: one group a request."""
         generator = torch.Generator().manual_seed(
-            ((self.seed * 10_000 + step) * 1_000 + self.engine.progress.round) * 2 + 1
+            ((self.seed * 10_000 + step) * 1_000 + self.engine.progress.chunk) * 2 + 1
         )
         made: Rollouts = sample(self.model, self.pool.pick(requests.index), requests.n, generator)
         ends = np.cumsum(requests.n)

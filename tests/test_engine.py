@@ -533,13 +533,13 @@ def test_groups_that_wait_make_no_batch_too_large_and_are_not_given_up(allocator
 
 
 class Shuffled(Sampler):
-    """Picks anything that it is shown, by random numbers of the step and of ``progress.round``."""
+    """Picks anything that it is shown, by random numbers of the step and of ``progress.chunk``."""
 
     name = "shuffled"
     kind = "pool"
 
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
-        u = progress.draw.uniform("shuffled", self.table.key_hi[pool], self.table.key_lo[pool], progress.round)
+        u = progress.draw.uniform("shuffled", self.table.key_hi[pool], self.table.key_lo[pool], progress.chunk)
         return Pick(pool[np.argsort(u)[:count]])
 
 

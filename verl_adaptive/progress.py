@@ -23,7 +23,8 @@ class Progress:
         draw: random numbers of this step.
         kept: groups that may train so far.
         open: groups under way.
-        round: how often prompts were drawn or results looked at; tells the draws of a step apart.
+        rounds: times prompts were sent.
+        chunk: prompts are picked in chunks, and this many came before; tells the random numbers of a step apart.
         epoch: full passes of the prompt stream over the data set, as a float (0.5: half of the first pass).
         planned: rollouts asked for so far.
         cap: hard cap on rollouts this step, or None.
@@ -37,7 +38,8 @@ class Progress:
     draw: Draw
     kept: int = 0
     open: int = 0
-    round: int = 0
+    rounds: int = 0
+    chunk: int = 0
     epoch: float = 0.0
     planned: int = 0
     cap: int | None = None

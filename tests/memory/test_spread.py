@@ -169,9 +169,9 @@ def test_the_shortcut_changes_nothing(count, seed, weight, before) -> None:
 
 def test_without_replacement_within_a_step_and_anew_in_the_next() -> None:
     made, pool = make_spread(40), np.arange(40)
-    first, second = made.pick(pool, 25, progress_at(1)).rows, made.pick(pool, 25, progress_at(1, round=1)).rows
+    first, second = made.pick(pool, 25, progress_at(1)).rows, made.pick(pool, 25, progress_at(1, chunk=1)).rows
     assert len(first) == 25 and len(second) == 15 and not np.isin(first, second).any()
-    assert len(made.pick(pool, 10, progress_at(1, round=2)).rows) == 0
+    assert len(made.pick(pool, 10, progress_at(1, chunk=2)).rows) == 0
     assert len(made.pick(pool, 40, progress_at(2)).rows) == 40
 
 

@@ -104,7 +104,7 @@ class AsyncEngine(Engine):
 
     def receive(self, results: Groups) -> Requests | None:
         groups = self._landed(results)
-        self.progress.round += 1
+        self.progress.chunk += 1
         self._measure()
         topups = self._judge(groups)
         self._expire()
@@ -186,7 +186,7 @@ class AsyncEngine(Engine):
         batch.zero_row = self.tracker.zero_rows(batch.groups, batch.trained, batch.trains)
         batch.trains = batch.trains & ~batch.zero_row
         self._taken_kept += min(have, len(batch))
-        result = StepResult(**vars(batch), ledger=Ledger(), note=note, rounds=self.progress.round)
+        result = StepResult(**vars(batch), ledger=Ledger(), note=note, rounds=self.progress.rounds)
         self._taken.append(result)
         self._measure()
         self.listener.took(result)
@@ -198,7 +198,7 @@ class AsyncEngine(Engine):
         self.tracker.count_held(self.ready.groups)
         note = next((r.note for r in self._taken if r.note), "")
         note = self.tracker.fallback_note(note, sum(len(r.groups) for r in self._taken) - self._taken_kept)
-        result = StepResult(**vars(left), ledger=self.ledger, note=note, rounds=self.progress.round)
+        result = StepResult(**vars(left), ledger=self.ledger, note=note, rounds=self.progress.rounds)
         living = self.living
         self._born = {submission: self._born[submission] for submission in living}
         self._paid = {submission: paid for submission, paid in self._paid.items() if submission in living}
@@ -240,6 +240,7 @@ class AsyncEngine(Engine):
             idle = self.starved and not (len(self.ready) or self._taken_kept or len(self._spare()))
             fresh = self._new(wanted, busy, ungated=idle and self.config.on_exhausted != "raise")
             self._drawn += len(fresh)
+            self.progress.rounds += bool(len(fresh))
             self._born.update(dict.fromkeys(fresh.submission.tolist(), self.progress.step))
             self.flight = Requests.join([self.flight, fresh])
             parts.append(fresh)

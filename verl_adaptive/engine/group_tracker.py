@@ -179,7 +179,7 @@ class GroupTracker:
             trains |= groups.rollout_mask(np.isin(np.arange(len(groups)), fill))
             note = self.fallback_note(note, len(fill))
         zero_row = self.zero_rows(groups, outcome == "trained", trains)
-        return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, note, self.progress.round)
+        return StepResult(groups, outcome, trains & ~zero_row, zero_row, self.ledger, note, self.progress.rounds)
 
     def on_exhausted(self, closed: Closed, kept: int) -> tuple[str, bool]:
         """What ``adaptive.on_exhausted`` says of a step that gets no further groups: a note, and whether it falls back on groups
@@ -256,7 +256,7 @@ class GroupTracker:
             "the filter set the limits"
         )
         return (
-            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {counted(self.progress.round, 'round')} and "
+            f"step {self.progress.step}: {kept} of {self.progress.batch} groups after {counted(self.progress.rounds, 'round')} and "
             f"{counted(self.ledger.rollouts.generated, 'rollout')} ({listed}): {self.why or unasked}."
             + (limits if self.config.refill or self.why else "")
         )

@@ -100,7 +100,6 @@ class _Step:
         submissions: all that were sent.
         closed, holding: groups that are closed or held, once their submissions commit.
         sent: candidates that were sent.
-        rounds: times that any were.
         unsent: candidates that were to be sent last, and for which the cap had no room.
         candidates_over: the cap has no room for another one, whatever comes back.
         first_fund: what the prompts of the first request pay into the pool; None: there is no pool.
@@ -116,7 +115,6 @@ class _Step:
     closed: list[Closed] = field(default_factory=list)
     holding: list[Groups] = field(default_factory=list)
     sent: int = 0
-    rounds: int = 0
     unsent: int = 0
     candidates_over: bool = False
     first_fund: np.ndarray | None = None
@@ -205,7 +203,7 @@ class OrderedEngine(Engine):
         tracker.closed.append(closed)
         tracker.learn(closed.groups)
         alive = closed.groups.select(~closed.groups.failed)
-        progress.kept, progress.open, progress.round = int(closed.trained.sum()), 0, step.rounds
+        progress.kept, progress.open = int(closed.trained.sum()), 0
         progress.planned = int(t.spent[: step.head].sum())
         if len(alive):
             self.policy.observe(alive, progress)
@@ -301,7 +299,7 @@ class OrderedEngine(Engine):
         )
         requests = Requests(submission, candidates.index[part], rows, n, np.zeros(len(rows), dtype=np.int64))
         step.sent += len(rows)
-        step.rounds += 1
+        self.progress.rounds += 1
         self.flight = Requests.join([self.flight, requests]).sorted()
         return self._longest_first(requests)
 

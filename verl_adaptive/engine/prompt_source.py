@@ -280,7 +280,7 @@ class CandidateQueue:
         if self._chunk and self._prompts.sampler.plans_steps:
             return  # it plans a step at once
         size = (self._first if self._chunk == 0 else 0) or -(-self._prompts.facts.batch // 4)
-        self._progress.round = self._chunk
+        self._progress.chunk = self._chunk
         pool = self._prompts.pickable(self._taken())
         rows, planned = self._prompts.pick(pool, size, self._progress)
         # How often it is asked in vain depends on who is back: that must not number the chunks.

@@ -136,7 +136,7 @@ class StepResult(Closed):
     Attributes:
         ledger: the step's account.
         note: a warning for the log, or an empty string.
-        rounds: times prompts were sent; of an asynchronous trainer's step, times results were looked at.
+        rounds: times prompts were sent.
     """
 
     ledger: Ledger

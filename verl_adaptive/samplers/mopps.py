@@ -96,9 +96,9 @@ class Mopps(SizedSampler):
         c, draw = self.config, progress.draw
         free = pool[~np.isin(pool, self._taken)] if len(self._taken) else pool
         hi, lo = self.table.key_hi[free], self.table.key_lo[free]
-        shuffle = draw.bits("mopps.candidates", hi, lo, progress.round)
+        shuffle = draw.bits("mopps.candidates", hi, lo, progress.chunk)
 
-        chance = draw.uniform("mopps.recheck", np.zeros(1), np.zeros(1), progress.round)[0]
+        chance = draw.uniform("mopps.recheck", np.zeros(1), np.zeros(1), progress.chunk)[0]
         unseen = -self.table.col("last_try")[free].astype(np.float64)
         overdue = best(unseen, shuffle, int(c.recheck * count + chance), -np.inf)
         few = int(min(len(free), c.candidates * count))

@@ -135,7 +135,7 @@ class Spread(Sampler):
         if self._pool is not pool:
             keys = self.table.key_hi[pool], self.table.key_lo[pool]
             self._pool, self._keyed = pool, Draw(progress.draw.seed, 0).bits("spread.race", *keys)
-        return progress.draw.again("spread.race", self._keyed, progress.round)
+        return progress.draw.again("spread.race", self._keyed, progress.chunk)
 
     def estimate(self, rows: np.ndarray) -> np.ndarray:
         return self.memory.value(rows)

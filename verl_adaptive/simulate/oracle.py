@@ -28,5 +28,5 @@ class OracleBest(Sampler):
 
     def pick(self, pool: np.ndarray, count: int, progress: Progress) -> Pick:
         p = self.rates(pool)
-        tie = progress.draw.bits(f"{self.name}.{progress.round}", self.table.key_hi[pool], self.table.key_lo[pool])
+        tie = progress.draw.bits(f"{self.name}.{progress.chunk}", self.table.key_hi[pool], self.table.key_lo[pool])
         return Pick(pool[best(p * (1.0 - p), tie, count, -np.inf)])

@@ -54,7 +54,6 @@ class VerlFilter(Engine):
     def receive(self, results: Groups) -> Requests | None:
         """One look at what is back since the last one; new prompts, or None."""
         results = self._landed(results)
-        self.progress.round += 1
         # verl does not classify a failed group: it stays sampleable unless trainer.v1.sampler.sync_refill_failed_groups says otherwise.
         flat = results.degenerate() & (results.n > 1) & ~results.failed
         self._good.append(results.select(~flat))
@@ -81,7 +80,7 @@ class VerlFilter(Engine):
         kept = Closed.of(good, np.where(first, "trained", "surplus"), good.rollout_mask(first))
         closed = Closed.concat([kept, Closed.of(evicted, "no_variance")]).sorted()
         self.tracker.learn(closed.groups)
-        result = StepResult(**vars(closed), ledger=self.ledger, note="", rounds=self.progress.round)
+        result = StepResult(**vars(closed), ledger=self.ledger, note="", rounds=self.progress.rounds)
         self.tracker.account(result)
         return result
 
@@ -93,4 +92,5 @@ class VerlFilter(Engine):
         n = np.full(count, self.facts.n, dtype=np.int64)
         sent = Requests(self._submissions(count), index, self.row_of[index], n, np.zeros(count, dtype=np.int64))
         self.flight = Requests.join([self.flight, sent])
+        self.progress.rounds += 1
         return sent

@@ -42,7 +42,7 @@ class AllocatorConformance(PartConformance):
             more = answers.more(allocator, "review", groups, progress)
             before = everything(allocator)
             for g in range(len(groups)):  # in an asynchronous trainer the counts are others each time
-                other = self.progress(step, kept=g, open=5 * g, planned=97 * g, round=g + 2)
+                other = self.progress(step, kept=g, open=5 * g, planned=97 * g, rounds=g + 2)
                 alone = allocator.review(groups.select(np.array([g])), other)[0]
                 assert more[g] == alone, "a review depends on more than the group"
             assert everything(allocator) == before, (
@@ -71,7 +71,7 @@ class AllocatorConformance(PartConformance):
             assert allocator.fixed_size(self.facts.n) in (None, *n.tolist()) or not count, "fixed_size is not first's"
 
     def test_review_of_nothing(self) -> None:
-        answers.more(self.bound(), "review", Groups.empty(), self.progress(round=1))
+        answers.more(self.bound(), "review", Groups.empty(), self.progress(rounds=1))
 
     def test_every_group_comes_to_an_end(self) -> None:
         for rate in (0.0, 0.1, 0.5, 1.0):
@@ -85,7 +85,7 @@ class AllocatorConformance(PartConformance):
     def test_groups_are_not_changed(self) -> None:
         groups = Groups.from_lists([4, 2, 9], [[0.0] * 4, [1.0, 0.0, 0.0, 0.0], [1.0] * 4])
         with unchanged(groups):
-            self.bound().review(groups, self.progress(round=1))
+            self.bound().review(groups, self.progress(rounds=1))
 
     def test_state_is_complete(self) -> None:
         allocator = self.bound()

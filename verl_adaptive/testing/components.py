@@ -94,7 +94,7 @@ class PartConformance:
         """Closed groups go into the table and to the part, as in a step."""
         made.table.observe(groups, step, tolerance=self.facts.tolerance)
         with unchanged(groups):
-            made.observe(groups, self.progress(step, round=1))
+            made.observe(groups, self.progress(step, rounds=1))
 
 
 def sources_of(prompts: int) -> list[str]:

@@ -31,7 +31,7 @@ class FilterConformance(PartConformance):
 
     def progress(self, step: int = 1, **more: Any) -> Progress:
         """The state of a step in its first review."""
-        return super().progress(step, **{"round": 1, **more})
+        return super().progress(step, **{"rounds": 1, **more})
 
     def groups(self, seed: int = 0) -> Groups:
         """Groups of many sizes, success rates and lengths; binary, continuous and constant rewards."""
@@ -72,7 +72,7 @@ class FilterConformance(PartConformance):
         mask = self.mask(groups, together)
         for g in range(len(groups)):
             one = groups.select(np.array([g]))
-            alone = made.decide(one, self.progress(kept=g, open=5 * g, planned=97 * g, round=g + 2))
+            alone = made.decide(one, self.progress(kept=g, open=5 * g, planned=97 * g, rounds=g + 2))
             assert alone.keep[0] == together.keep[g]
             if not alone.keep[0]:
                 assert alone.reason[0] == together.reason[g]
