@@ -86,7 +86,7 @@ def build(cls: type[T], data: Mapping[str, Any] | None, path: str) -> T:
     return made
 
 
-def options_of(hint: Any) -> tuple[tuple[Any, ...], bool]:
+def alternatives_of(hint: Any) -> tuple[tuple[Any, ...], bool]:
     """The types that a hint allows, and whether null is allowed, too."""
     if not isinstance(hint, types.UnionType) and typing.get_origin(hint) is not typing.Union:
         return (hint,), False
@@ -103,20 +103,20 @@ def ranged(hint: Any) -> tuple[Any, Range | None]:
 
 
 def _coerce(hint: Any, value: Any, key: str) -> Any:
-    options, null = options_of(hint)
+    alternatives, null = alternatives_of(hint)
     if value is None and null:
         return None
-    for base, within in map(ranged, options):
+    for base, within in map(ranged, alternatives):
         try:
             made = _coerce_one(base, value, key)
         except ConfigError as error:
-            if len(options) == 1 and not (null and error.hint.startswith("must be ")):
+            if len(alternatives) == 1 and not (null and error.hint.startswith("must be ")):
                 raise
             continue
         if within is not None and made not in within:
             raise ConfigError(key, value, within.hint(made, null))
         return made
-    names = [getattr(base, "__name__", str(base)) for base, _ in map(ranged, options)]
+    names = [getattr(base, "__name__", str(base)) for base, _ in map(ranged, alternatives)]
     raise ConfigError(key, value, f"must be {' or '.join([*names, 'null'] if null else names)}")
 
 

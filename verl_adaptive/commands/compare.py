@@ -39,7 +39,7 @@ from verl_adaptive.report.arms import (
     Outcome,
     Trials,
     early,
-    mean_of,
+    mean_curve,
     median,
     names_of,
     outcomes,
@@ -301,7 +301,7 @@ def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str
         color = f"var(--c{place % COLORS + 1})"
         if len(found) > 1:
             series += [Series(f"{name}, seed {t.seed}", t.value, color, t.cost, faint=True, key="") for t in found]
-        cost, value = mean_of(found) if len(found) > 1 else (found[0].cost, found[0].value)
+        cost, value = mean_curve(found) if len(found) > 1 else (found[0].cost, found[0].value)
         series.append(Series(f"{name}, mean" if len(found) > 1 else name, value, color, cost, key=name))
     heads, rows = _rows(results, trials, by)
     chart = lines(trials.metric, np.zeros(0), series, (COSTS[by], trials.metric), from_zero=False)

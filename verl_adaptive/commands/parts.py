@@ -145,11 +145,11 @@ def _walk(made: Any, prefix: str) -> Iterator[tuple[str, dict[str, Any]]]:
 
 def _values(hint: Any) -> str:
     """What an option takes, for people."""
-    from verl_adaptive.config import options_of, ranged
+    from verl_adaptive.config import alternatives_of, ranged
 
-    options, null = options_of(hint)
+    alternatives, null = alternatives_of(hint)
     out = []
-    for base, within in map(ranged, options):
+    for base, within in map(ranged, alternatives):
         if get_origin(base) is Literal:
             name = ", ".join(map(str, get_args(base)))
         elif get_origin(base) is list:

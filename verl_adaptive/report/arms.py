@@ -334,7 +334,7 @@ def seed_in(name: str) -> tuple[str | None, str]:
 # -- pictures -----------------------------------------------------------------------------------------------------------
 
 
-def mean_of(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
+def mean_curve(trials: Sequence[Trial]) -> tuple[np.ndarray, np.ndarray]:
     """Costs that all of these had spent, and the mean of their values there."""
     grid = np.linspace(max(t.cost[0] for t in trials), min(t.cost[-1] for t in trials), 100)
     return grid, np.mean([np.interp(grid, t.cost, t.value) for t in trials], axis=0)
@@ -347,7 +347,7 @@ def draw(axes: Any, arms: Mapping[str, Sequence[Trial]], colors: Sequence[str] =
         color = colors[place] if place < len(colors) else f"C{place}"
         for trial in trials:
             axes.plot(trial.cost, trial.value, color=color, linewidth=0.8, alpha=faint)
-        axes.plot(*mean_of(trials), color=color, lw=2.2, label=name)
+        axes.plot(*mean_curve(trials), color=color, lw=2.2, label=name)
     axes.grid(alpha=0.3)
 
 

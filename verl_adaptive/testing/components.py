@@ -143,7 +143,7 @@ def _global_state() -> str:
 
 def everything(made: Any) -> str:
     """What a part remembers: its state, and the table."""
-    return flat(made.state_dict()) + "".join(made.table.col(name).tobytes().hex() for name in made.table.columns)
+    return as_text(made.state_dict()) + "".join(made.table.col(name).tobytes().hex() for name in made.table.columns)
 
 
 def through_files(state: dict[str, Any]) -> dict[str, Any]:
@@ -151,6 +151,6 @@ def through_files(state: dict[str, Any]) -> dict[str, Any]:
     return decode_state(encode_state(state))
 
 
-def flat(state: dict[str, Any]) -> str:
+def as_text(state: dict[str, Any]) -> str:
     """A state as text, to compare it."""
     return json.dumps(through_files(state), default=np.ndarray.tolist, sort_keys=True)

@@ -26,7 +26,7 @@ from verl_adaptive.policy import Policy, find_part
 from verl_adaptive.roles import answers
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
-from verl_adaptive.testing.components import LOST, SOURCES, PartConformance, flat, pure, sources_of, through_files
+from verl_adaptive.testing.components import LOST, SOURCES, PartConformance, as_text, pure, sources_of, through_files
 
 
 @dataclass
@@ -160,7 +160,9 @@ class SamplerConformance(PartConformance):
             assert second.engine.finished == first.engine.finished
             second.go(stop + 1, self.steps)
             _same(first.trace + second.trace, whole.trace)
-            assert flat(second.engine.policy.sampler.state_dict()) == flat(whole.engine.policy.sampler.state_dict())
+            assert as_text(second.engine.policy.sampler.state_dict()) == as_text(
+                whole.engine.policy.sampler.state_dict()
+            )
 
     def test_metrics_are_finite_numbers(self) -> None:
         run = self._run()
@@ -226,7 +228,9 @@ class SamplerConformance(PartConformance):
                 engine.policy.sampler.observe(visits.select(piece), progress)
             engine.policy.sampler.end_step(progress)
         for run in runs[1:]:
-            assert flat(run.engine.policy.sampler.state_dict()) == flat(runs[0].engine.policy.sampler.state_dict())
+            assert as_text(run.engine.policy.sampler.state_dict()) == as_text(
+                runs[0].engine.policy.sampler.state_dict()
+            )
             for name in run.engine.table.columns:
                 assert np.array_equal(run.engine.table.col(name), runs[0].engine.table.col(name), equal_nan=True), (
                     LOST.format(name)
