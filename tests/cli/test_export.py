@@ -61,6 +61,7 @@ def test_an_export_is_a_warm_start(tmp_path, call) -> None:
         assert report.matched == report.used == rolled_out.sum()
         assert table.col("rollouts").tolist() == engine.table.col("rollouts").tolist()
         assert table.col("successes").tolist() == engine.table.col("successes").tolist()
+        assert table.col("last_n").tolist() == engine.table.col("last_n").tolist()
         for sums in ("reward_sum", "signal_sum", "signal_sqsum"):
             assert table.col(sums).tolist() == pytest.approx(engine.table.col(sums).tolist())
         found = open_run(tmp_path / name).table

@@ -122,6 +122,7 @@ def test_rates_of_visits_are_the_numbers_they_are(tmp_path, call) -> None:
     found = facts(call, tmp_path)
     seven = selected(call, tmp_path, "--where", "last_rate == 0.7", "--limit", "60")
     assert seven and {row["last_rate"] for row in seven} == {0.7}
+    assert 0.7 in open_run(tmp_path).prompts.to_arrow()["last_rate"].to_pylist()  # an export's, too
     every = selected(call, tmp_path, "--sort", "last_rate", "--limit", "60")
     rates = [row["last_rate"] for row in every if row["last_rate"] is not None]
     assert facts(call, tmp_path, "--where", "last_rate >= 0.7")["selected"] == sum(rate > 0.65 for rate in rates)

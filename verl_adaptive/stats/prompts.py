@@ -159,7 +159,6 @@ class Prompts:
         columns = {name: self.column(name, rows) for name in ("key", "source")}
         columns["n"] = self.column("rollouts", rows)  # what adaptive.warm_start calls it
         columns |= {name: self.column(name, rows) for name in self.names() if name not in columns}
-        columns |= {name: pa.array(self.table.col(name)[rows], from_pandas=True) for name in _RATES}  # as they are kept
         return pa.table(columns)
 
     def where(self, condition: str) -> np.ndarray:
