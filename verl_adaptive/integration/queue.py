@@ -172,7 +172,6 @@ class Queue:
 
         A listing costs by all rows there are, a status by the requests in flight: most looks must do without one.
         """
-        self._unlisted = set()
         if uids and time.monotonic() - self.listed_at < self._list_again:
             found = tq.get_client().kv_retrieve_meta(keys=list(uids), partition_id=PARTITION, create=False)
             if found.size == len(uids):
@@ -461,8 +460,6 @@ class Queue:
         back = {uid for requests in saved.values() for uid, *_, back in requests if back}
         self._waiting = {p.uid: p for requests in self._groups.values() for p in requests if p.uid not in back}
         self._asked = sum(request.n for request in self._waiting.values())
-        self._arrived = 0
-        self._listed, self.listed_at = {}, -math.inf
 
 
 def _sessions(keys: list[str]) -> list[list[str]]:
