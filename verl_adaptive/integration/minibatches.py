@@ -229,7 +229,6 @@ class MinibatchMixin(_Trainer):
     def _infer_rows(self, batch: KVBatchMeta, name: str) -> KVBatchMeta:
         """The rows as a pass's ranks take them, and a micro batch that verl's even split can make of them."""
         one = self._passes()[name]
-        batch.extra_info.pop("micro_batch_size_per_gpu", None)  # of the pass before
         if one.micro is not None:
             batch.extra_info["micro_batch_size_per_gpu"] = micro_size(len(batch) // one.ranks, one.micro, one.multiple)
         return self._cut_for(batch, one.ranks)
@@ -401,7 +400,6 @@ def _edit(workers: Any, method: str, sizes: dict[str, Any], one: Pass) -> Iterat
 
     def call(batch: KVBatchMeta) -> Any:
         batch.extra_info.update(sizes)
-        batch.extra_info.pop("micro_batch_size_per_gpu", None)
         if one.micro is not None:
             rows = sizes["mini_batch_size"] // one.ranks
             batch.extra_info["micro_batch_size_per_gpu"] = micro_size(rows, one.micro, one.multiple)
