@@ -51,7 +51,6 @@ def _masked(source: dict, tag: dict) -> tuple[dict, dict]:
     row = {name: source[name] for name in source.keys()}  # noqa: SIM118
     for name in ("response_mask", "loss_mask", "rm_scores"):
         row[name] = torch.zeros_like(row[name])
-    row["num_turns"] = 0
     return row, {**tag, "is_padding": True}
 
 
