@@ -67,12 +67,11 @@ class Monitor:
 
     def state_dict(self) -> dict[str, Any]:
         """What a resumed run goes on from."""
-        return {"alarms": self._judge.state_dict(), "asked": self._asked}
+        return {"alarms": self._judge.state_dict()}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Take up the state of :meth:`state_dict`."""
         self._guarded("alarms", lambda: self._judge.load_state_dict(state["alarms"]))
-        self._asked = int(state["asked"])
 
     def _guarded(self, what: str, act: Callable[[], Any]) -> None:
         """Act, unless it failed before: a broken lamp must not stop the engine."""
