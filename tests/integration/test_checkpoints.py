@@ -190,6 +190,10 @@ def test_weights_and_statistics_are_of_one_save_whatever_comes_after_them(tmp_pa
         made._save_checkpoint()
     assert len(calls) == 1 and (tmp_path / "latest_checkpointed_iteration.txt").read_text() == "2"
     assert run_store.load(str(tmp_path / "global_step_2"), 2) is not None
+    pruned: list[str] = []
+    run_store.prune, made.checkpoint_callback.on_save = pruned.append, lambda **_: None
+    made._save_checkpoint()
+    assert pruned == [str(tmp_path)]  # after each save
 
 
 # -- settings -----------------------------------------------------------------------------------------------------------

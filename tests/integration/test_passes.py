@@ -10,16 +10,25 @@ from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
+import torch
+from omegaconf import OmegaConf
 from transfer_queue import KVBatchMeta
+from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
 from verl.trainer.ppo.v1 import AgentLoopManagerTQ, PPOTrainerSync, get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
 from tests.integration.common import composed
 from tests.integration.test_layout import even
+from tests.integration.test_rows import TEXT
+from tests.world import config_of, make_stream_engine
 from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.layout import PAD, Pass, plan
 from verl_adaptive.integration.minibatches import StepState
+from verl_adaptive.integration.status_messages import gather
 from verl_adaptive.policy import build_policy
+
+TRAINER = "verl_adaptive.integration.trainer"
 
 
 class Workers:
@@ -128,6 +137,53 @@ def test_a_critic_with_other_ranks_gets_whole_minibatches(monkeypatch):
     for m in range(4):
         groups = {key.split("_")[0] for key in by_rank[:, m].ravel() if not key.startswith("pad")}
         assert groups == {f"g{2 * m}", f"g{2 * m + 1}"}
+    assert sent.train_mini_batch.__func__ is Workers.train_mini_batch  # the next step's batch has sizes of its own
+
+
+def test_a_steps_rows_in_minibatches_with_the_tokens_of_those_left_out(monkeypatch):
+    """Two minibatches of two groups, of which one is left out: both denominators are those of four groups."""
+    batch_of = ("data.train_batch_size=4", "actor_rollout_ref.actor.ppo_mini_batch_size=2")
+    trainer, metrics = trainer_of(*batch_of), {}
+    trainer.processor, trainer.parameter_sync_step, trainer._now = None, 1, StepState()
+    group = np.repeat(np.arange(4), 4)
+    keys = [f"g{g}_{i}_0" for i, g in enumerate(group.tolist())]
+    trains = group % 2 == 0
+    done = SimpleNamespace(
+        group=group,
+        sequences=list(zip(keys, trains.tolist(), strict=True)),
+        zero_row_tokens=np.where(trains, 0, 3),
+        rows="of all groups",
+    )
+    trainer.session = SimpleNamespace(batch=done)
+    masks = {key: torch.ones(3, dtype=torch.int64) for key in keys}
+
+    def put(keys, partition_id, fields):
+        masks.update(zip(keys, fields["loss_mask"].unbind(), strict=True))
+
+    queue = MagicMock(kv_batch_put=put)
+    queue.kv_batch_get = lambda keys, **_: {"loss_mask": [masks[key] for key in keys]}
+    monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
+    there = [key for key, trains in done.sequences if trains]
+    tags = [{"seq_len": 5 + i, "response_len": 3} for i in range(len(there))]
+    made = trainer._balance_batch(KVBatchMeta(partition_id="train", keys=there, tags=tags), metrics)
+    assert sorted(made.keys) == sorted(there) and [tags[there.index(key)] for key in made.keys] == made.tags
+    by_rank = np.array(made.keys).reshape(2, 2, 2)  # rank, minibatch, row
+    assert [sum(int(masks[key].sum()) for key in by_rank[:, m].ravel()) for m in (0, 1)] == [2 * 4 * 3] * 2
+    assert [layout.updates for layout in trainer._now.layouts] == [2] and trainer._now.rows == ["of all groups"]
+    assert "global_seqlen/balanced_max" in metrics
+
+
+@pytest.mark.parametrize("role", [None, "critic", "actor_rollout_ref.ref"])
+def test_padding_is_short_where_every_engine_takes_it(role, monkeypatch):
+    """Two tokens under FSDP; Megatron's context parallelism needs verl's 128, whichever of the models it runs."""
+    trainer = trainer_of(critic=1, ref=1)
+    if role is not None:
+        OmegaConf.update(trainer.config, f"{role}.strategy", "megatron")
+    trainer.processor, trainer.tokenizer = None, SimpleNamespace(eos_token_id=7)
+    queue = MagicMock(kv_batch_get=lambda **_: [dict(TEXT)])
+    monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
+    _, tag = trainer._padding_row(KVBatchMeta(partition_id="train", keys=["a_0_0"], tags=[{"seq_len": 9}]))
+    assert tag["seq_len"] == (SYNTHETIC_PADDING_SEQ_LEN if role else 2)
 
 
 def test_prompts_that_are_sent_one_by_one_are_spread_over_the_agent_loop_workers(monkeypatch):
@@ -151,6 +207,68 @@ def test_prompts_that_are_sent_one_by_one_are_spread_over_the_agent_loop_workers
     assert got == [2] * 4
 
 
+def test_a_workers_death_is_seen_be_it_of_the_reward_function(monkeypatch):
+    """A rollout waits for each of these; one that dies is named at once."""
+    looks = []
+
+    def alive(actors):
+        looks.append(list(actors))
+        return SimpleNamespace(dead=lambda: [])
+
+    monkeypatch.setattr(f"{TRAINER}.Liveness", alive)
+    trainer = trainer_of()
+    trainer._liveness, trainer._loop_workers = None, {"agent-loop worker 0": None}
+    trainer.reward_loop_manager = SimpleNamespace(reward_loop_worker_handles=[None], reward_model_manager=None)
+    assert trainer._dead() == trainer._dead() == []
+    assert looks == [["agent-loop worker 0", "reward worker 0"]]  # once: it remembers whom it has asked
+
+
+@pytest.mark.parametrize("column", ["data_source", None])
+def test_a_validation_goes_to_the_journal_and_the_alarms(column, monkeypatch):
+    """Also of a data set that cannot be counted by data source."""
+    found = {"val-core/a/acc/mean@1": 0.5}
+    monkeypatch.setattr(PPOTrainerSync, "_validate", lambda self: found)
+    trainer = trainer_of()
+    trainer.run_store, trainer._monitor, trainer.engine = MagicMock(), MagicMock(), "the engine"
+    trainer.global_steps, trainer._validation_prompts = 3, None
+    trainer.val_dataset = [{"data_source": "a", "prompt": []}] * 2 if column else None
+    assert trainer._validate() is found
+    prompts = {"a": 2} if column else {}
+    trainer.run_store.validated.assert_called_once_with(3, found, prompts, "the engine")
+    trainer._monitor.validated.assert_called_once_with(3, found, prompts)
+
+
+@pytest.mark.parametrize("plain", [True, False], ids=["of a plain run", "of a run whose budget is spent"])
+def test_what_a_checkpoint_brings(plain, monkeypatch):
+    """A plain run's prompts in flight are let go: verl sends again what it finds. A run that has ended takes no more step."""
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 4))
+    monkeypatch.setattr(f"{TRAINER}.Monitor", MagicMock())
+    trainer = trainer_of()
+    trainer.plan, trainer.run_store, trainer._start_engine = MagicMock(only_validates=False), MagicMock(), MagicMock()
+    trainer.engine, trainer.session, trainer.total_training_steps = MagicMock(finished=not plain), MagicMock(), 9
+    state = {name: {name: 1} for name in ("engine", "session", "monitor")}
+    trainer.run_store.load.return_value = None if plain else state
+    trainer._load_checkpoint()
+    trainer._start_engine.assert_called_once_with()  # once more, on the table that came with it
+    trainer.session.load_state_dict.assert_called_once_with({} if plain else {"session": 1})
+    assert trainer.total_training_steps == (9 if plain else 4)
+    trainer.run_store.begin.assert_called_once_with(4)
+    if not plain:
+        trainer.engine.load_state_dict.assert_called_once_with({"engine": 1})
+        trainer._monitor.load_state_dict.assert_called_once_with({"monitor": 1})
+
+
+def test_groups_of_one_rollout_are_counted_in_verls_prompts(monkeypatch):
+    """``separate_async`` asks how many prompts of its batch wait; ``adaptive.batch_unit=rollouts`` makes three groups of one."""
+    engine, _ = make_stream_engine()
+    monkeypatch.setattr(f"{TRAINER}.make_engine", lambda *_, **__: engine)
+    trainer = trainer_of()
+    trainer.plan, trainer.run_store, trainer.stream = MagicMock(groups=12, batch=4), MagicMock(), MagicMock()
+    trainer.replay_buffer = SimpleNamespace()
+    trainer._start_engine()
+    assert trainer.replay_buffer.session is trainer.session and trainer.replay_buffer.groups_per_prompt == 3
+
+
 @pytest.mark.parametrize("error", [None, RuntimeError("the loop broke")])
 def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
     """verl 0.9.1 returns from its last planned step without on_train_end."""
@@ -162,9 +280,11 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
     monkeypatch.setattr(PPOTrainerSync, "fit", fit)
     # even of no calls Ray's own starts a Ray, which the fixture `started` then meets
     monkeypatch.setattr("ray.get", list)
-    trainer, closed = trainer_of(), []
+    trainer, closed, checked, told = trainer_of(), [], [], []
     trainer.plan = SimpleNamespace(async_facts=None, policy=build_policy(AdaptiveConfig()), stall=1.0)
-    manager = SimpleNamespace(agent_loop_workers=[])
+    worker = SimpleNamespace(__ray_call__=SimpleNamespace(remote=told.append))
+    manager = SimpleNamespace(agent_loop_workers=[worker])
+    monkeypatch.setattr(f"{TRAINER}.check_installed", lambda actors, patience: checked.append(actors))
     trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
     trainer._recorder = SimpleNamespace(close=lambda: closed.append("record"))
     if error is None:
@@ -173,6 +293,10 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
         with pytest.raises(RuntimeError, match="the loop broke"):
             trainer.fit(manager)
     assert closed == ["journal", "record"]
+    assert checked == [{"agent-loop worker 0": worker}] and told == [gather]
+    trainer.plan.policy = build_policy(config_of(filter="informative"))
+    with pytest.raises(ConfigError, match="has no agent_loop_workers"):  # nothing is sent to it
+        trainer.fit(SimpleNamespace())
 
 
 @pytest.mark.parametrize(("save_freq", "saved"), [(1, [1, 2]), (4, [2]), (-1, [])])
@@ -202,9 +326,12 @@ def test_the_last_checkpoint_of_a_budget_is_saved_while_the_servers_sleep(save_f
     trainer.step, trainer.on_train_begin = step, lambda: None
     trainer._save_checkpoint = lambda: done.append(("saved", trainer.global_steps))
     trainer._validate = lambda: done.append(("validated", trainer.global_steps)) or {"val": 1.0}
+    trainer.on_validate_begin = lambda: done.append("all engines generate")  # separate_async's does
+    trainer.on_validate_end = lambda: done.append("no more")
     trainer._compute_metrics = lambda *args, **kwargs: None
     PPOTrainerSync.fit(trainer, None)
     expected = []
     for at in (1, 2):
         expected += [("asleep", at), *[("saved", at)] * (at in saved), ("awake", at)]
-    assert done == [*expected, ("validated", 2)]
+    assert done == [*expected, "all engines generate", ("validated", 2), "no more"]
+    assert trainer.logger.log.call_args.kwargs == {"data": {"val": 1.0}, "step": 2}
