@@ -20,7 +20,7 @@ from verl.utils import tensordict_utils as tu
 from tests.integration.common import composed
 from tests.integration.test_layout import even
 from tests.integration.test_rows import TEXT
-from tests.world import config_of, make_stream_engine
+from tests.world import config_of, make_async_engine
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.layout import PAD, Pass, plan
@@ -154,7 +154,7 @@ def test_a_steps_rows_in_minibatches_with_the_tokens_of_those_left_out(monkeypat
         zero_row_tokens=np.where(trains, 0, 3),
         rows="of all groups",
     )
-    trainer.session = SimpleNamespace(batch=done)
+    trainer.rollout_client = SimpleNamespace(batch=done)
     masks = {key: torch.ones(3, dtype=torch.int64) for key in keys}
 
     def put(keys, partition_id, fields):
@@ -245,12 +245,12 @@ def test_what_a_checkpoint_brings(plain, monkeypatch):
     monkeypatch.setattr(f"{TRAINER}.Monitor", MagicMock())
     trainer = trainer_of()
     trainer.plan, trainer.run_store, trainer._start_engine = MagicMock(only_validates=False), MagicMock(), MagicMock()
-    trainer.engine, trainer.session, trainer.total_training_steps = MagicMock(finished=not plain), MagicMock(), 9
-    state = {name: {name: 1} for name in ("engine", "session", "monitor")}
+    trainer.engine, trainer.rollout_client, trainer.total_training_steps = MagicMock(finished=not plain), MagicMock(), 9
+    state = {name: {name: 1} for name in ("engine", "rows", "monitor")}
     trainer.run_store.load.return_value = None if plain else state
     trainer._load_checkpoint()
     trainer._start_engine.assert_called_once_with()  # once more, on the table that came with it
-    trainer.session.load_state_dict.assert_called_once_with({} if plain else {"session": 1})
+    trainer.rollout_client.load_state_dict.assert_called_once_with({} if plain else {"rows": 1})
     assert trainer.total_training_steps == (9 if plain else 4)
     trainer.run_store.begin.assert_called_once_with(4)
     if not plain:
@@ -260,13 +260,13 @@ def test_what_a_checkpoint_brings(plain, monkeypatch):
 
 def test_groups_of_one_rollout_are_counted_in_verls_prompts(monkeypatch):
     """``separate_async`` asks how many prompts of its batch wait; ``adaptive.batch_unit=rollouts`` makes three groups of one."""
-    engine, _ = make_stream_engine()
+    engine, _ = make_async_engine()
     monkeypatch.setattr(f"{TRAINER}.make_engine", lambda *_, **__: engine)
     trainer = trainer_of()
     trainer.plan, trainer.run_store, trainer.stream = MagicMock(groups=12, batch=4), MagicMock(), MagicMock()
     trainer.replay_buffer = SimpleNamespace()
     trainer._start_engine()
-    assert trainer.replay_buffer.session is trainer.session and trainer.replay_buffer.groups_per_prompt == 3
+    assert trainer.replay_buffer.rollout_client is trainer.rollout_client and trainer.replay_buffer.groups_per_prompt == 3
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("the loop broke")])
