@@ -16,6 +16,7 @@ from tests.world import Arrivals, World, make_async_engine, make_engine, run_ste
 from verl_adaptive.cli import main
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, StepResult
 from verl_adaptive.engine import make_engine as make
+from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration import composing, inspect, step_metrics
 from verl_adaptive.stats import StatsTable
 
@@ -51,6 +52,14 @@ def test_every_step_has_a_line(caplog) -> None:
         assert informative == round(metrics["adaptive/groups/informative_share"] * len(result.groups))
         assert f"| {rollouts.generated} rollouts, {rollouts.trained / rollouts.generated:.0%} trained | " in line
         assert line.endswith(f"epoch {metrics['adaptive/prompts/epoch']:.2f}") and "\n" not in line and len(line) < 160
+
+
+def test_what_a_step_waited_for_is_said(caplog) -> None:
+    engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))
+    times = {"adaptive/time/generation": 75.0, "adaptive/time/last_tenth": 30.0}
+    with caplog.at_level(logging.INFO, "verl_adaptive"):
+        metrics = step_metrics.step_metrics(engine, run_step(engine, world, 1), [], updates=0, times=times)
+    assert metrics.items() >= times.items() and " | 75 s of generation, 30 s of them for" in caplog.text
 
 
 def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
@@ -157,6 +166,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
         "actor_rollout_ref.model.path=some/model",
         "data.filter_overlong_prompts=false",
         "adaptive.total_rollouts=100000",
+        "actor_rollout_ref.actor.optim.lr_scheduler_type=cosine",
         "trainer.total_epochs=3",
     ]
     config = composing.compose(composing.Command(tuple(words)))
@@ -168,6 +178,8 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     plan, engine = trainer.plan, trainer.engine
     # verl's own: separate_async takes a step that waits longer for an idle one
     assert trainer.replay_buffer.poll_interval == 2.0
+    assert trainer.replay_buffer.session is trainer.session
+    assert trainer.train_dataloader is trainer.stream.loader  # verl checkpoints it
     assert engine.policy is plan.policy is policy and engine.facts == plan.facts == seen.facts
     assert seen.first_round == 64 and "no checkpoint" in seen.resume  # what only doctor looks at
     seen = replace(seen, first_round=None, resume="")
@@ -175,6 +187,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     assert (plan.steps, plan.groups, plan.n, plan.prompts) == (15, 8, 8, 40)
     lines = step_metrics.banner(trainer)
     assert lines[0].startswith("verl-adaptive ") and {f"  {k:<8} {v}" for k, v in plan.lines()} <= set(lines)
+    assert "the learning rate would not have decayed" in "".join(plan.notes)
     labels = [line.split()[0] for line in lines[1:]]
     assert labels == [*dict(plan.lines()), "data", "start", "look", *["note"] * len(plan.notes), "curves"]
     said = "\n".join(lines)
@@ -188,6 +201,11 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     assert look[:3] == ["look", "verl-adaptive", "stats"]
     assert main([*look[2:], "--json"]) == 0
     assert json.loads(capsys.readouterr().out)["preset"] == "greso"
+    config.adaptive.warm_start = f"{tmp_path}/gone"
+    other = get_trainer_cls("sync").adaptive()(config)
+    other.tokenizer = other.processor = None
+    with pytest.raises(ConfigError, match=r"^adaptive\.warm_start=.*/gone"):  # before a model is loaded
+        other._init_dataloader()
 
 
 def test_what_a_resume_begins_with_is_bound_once_more(tmp_path) -> None:
