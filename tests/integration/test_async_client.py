@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer
 
 from tests.integration.common import left, listed
 from tests.integration.test_sync_client import BATCH, PROMPTS, N, Workers, engine_on_rows, requests_of
@@ -33,7 +32,10 @@ from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.record import Recorder, replay
 from verl_adaptive.stats import StatsTable
 
-STREAMS = {"colocate": AsyncFacts(warmup=BATCH, threshold=8), "separate": AsyncFacts(warmup=6, mini_steps=2, threshold=3)}
+STREAMS = {
+    "colocate": AsyncFacts(warmup=BATCH, threshold=8),
+    "separate": AsyncFacts(warmup=6, mini_steps=2, threshold=3),
+}
 
 
 class SlowWorkers(Workers):
@@ -215,7 +217,7 @@ def in_memory(monkeypatch, rows: dict[str, dict]) -> None:
             return types.SimpleNamespace(size=len(there), custom_meta=there)
 
     fake = types.SimpleNamespace(kv_list=lambda _: {"train": dict(rows)}, kv_clear=lambda **_: None, get_client=Client)
-    for module in ("queue", "async_session"):
+    for module in ("queue", "async_client"):
         monkeypatch.setattr(f"verl_adaptive.integration.{module}.tq", fake)
 
 
@@ -461,8 +463,6 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(clean):
     assert len(client.engine.ready) >= 6
     workers.stop()
     assert buffer.get_sampleable_count(1, "train") == client.sampleable() // 3 >= 2
-
-
 
 
 def test_what_is_judged_late_keeps_what_verl_has_noted_of_the_batch():

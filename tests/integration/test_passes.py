@@ -266,7 +266,9 @@ def test_groups_of_one_rollout_are_counted_in_verls_prompts(monkeypatch):
     trainer.plan, trainer.run_store, trainer.stream = MagicMock(groups=12, batch=4), MagicMock(), MagicMock()
     trainer.replay_buffer = SimpleNamespace()
     trainer._start_engine()
-    assert trainer.replay_buffer.rollout_client is trainer.rollout_client and trainer.replay_buffer.groups_per_prompt == 3
+    assert (
+        trainer.replay_buffer.rollout_client is trainer.rollout_client and trainer.replay_buffer.groups_per_prompt == 3
+    )
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("the loop broke")])

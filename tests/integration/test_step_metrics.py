@@ -178,7 +178,7 @@ def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> 
     plan, engine = trainer.plan, trainer.engine
     # verl's own: separate_async takes a step that waits longer for an idle one
     assert trainer.replay_buffer.poll_interval == 2.0
-    assert trainer.replay_buffer.session is trainer.session
+    assert trainer.replay_buffer.rollout_client is trainer.rollout_client
     assert trainer.train_dataloader is trainer.stream.loader  # verl checkpoints it
     assert engine.policy is plan.policy is policy and engine.facts == plan.facts == seen.facts
     assert seen.first_round == 64 and "no checkpoint" in seen.resume  # what only doctor looks at

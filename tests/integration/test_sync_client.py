@@ -657,7 +657,9 @@ def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypat
     facts = AsyncFacts(warmup=ahead) if ahead else None
     there = SimpleNamespace(p=world.p, source=stream)
     engine, handles = engine_of(config, there, batch=BATCH, n=N, async_facts=facts), RolloutHandles(len, lambda: 1)
-    client = AsyncRolloutClient(engine, stream, handles) if ahead else SyncRolloutClient(engine, stream, handles, Workers())
+    client = (
+        AsyncRolloutClient(engine, stream, handles) if ahead else SyncRolloutClient(engine, stream, handles, Workers())
+    )
     # what is read is between stream and engine: no queue, and nobody generates
     client.queue, client.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(client.engine.flight)
     for _ in range(3):
@@ -727,7 +729,6 @@ def test_a_step_is_committed_watched_and_its_seconds_logged(monkeypatch):
     assert trainer.total_training_steps == 1 and trainer._ended_early  # the budget is spent
 
 
-
 def test_a_wait_for_rollouts_that_get_their_rewards_later_has_a_ceiling():
     client, _ = measured(0, late=True, poll_interval=0.01)
     client.queue.uids, looks = lambda flight: ["a"], iter(["running"] * 1000)
@@ -735,7 +736,6 @@ def test_a_wait_for_rollouts_that_get_their_rewards_later_has_a_ceiling():
     client.start()
     with pytest.raises(AdaptiveError, match=r"stall_timeout=0\.05 s; still waiting for 1 of 1 prompts"):
         client.wait_for_all()
-
 
 
 def test_a_queue_full_of_groups_that_train_is_refused(queue):
