@@ -133,7 +133,7 @@ def test_a_starved_source_unless_it_is_solved_or_hopeless() -> None:
     metrics, lines = drive(alarms, 80, [0.5, 0.5, 1.0, 0.0], [40, 0, 0, 0])
     assert metrics["adaptive/alarm/starved"] == 1
     (line,) = [x for x in lines if "its share of the prompts" in x]
-    assert "starved:" in line
+    assert line.startswith("starved: got 0 of the latest 2,240 rollouts; its share of the prompts would give it 560")
 
 
 def test_a_small_source_that_is_never_drawn_is_starved_too() -> None:
@@ -294,17 +294,17 @@ def test_the_first_success_ends_what_is_said_of_dead_sources() -> None:
     assert not any("without a success" in str(found) for found in judge.standing())
 
 
-def validations(judge: Judge, accuracies: list[float], rewards: list[float], prompts: int = 89) -> list[str]:
-    """Fifty steps at each training reward, and a validation after them."""
+def validations(judge: Judge, accuracies: list[float], rewards: list[float], first: int = 1) -> list[str]:
+    """Fifty steps at each training reward, and a validation of 89 prompts after them."""
     draw, said = np.random.default_rng(0), []
-    for at, (accuracy, rate) in enumerate(zip(accuracies, rewards, strict=True), 1):
+    for at, (accuracy, rate) in enumerate(zip(accuracies, rewards, strict=True), first):
         for _ in range(50):
             won = draw.binomial(8, rate, 8).astype(float)
             judge.step(50 * at, np.zeros(8, dtype=int), np.full(8, 8), won, won * np.nan, won, won)
         metrics = {"val-core/math/acc/mean@1": accuracy, "val-aux/math/acc/std@1": 0.4}
-        said += [str(found) for found in judge.validated(50 * at, metrics, {"math": prompts})]
+        said += [str(found) for found in judge.validated(50 * at, metrics, {"math": 89})]
         # of several measurements of a step the first one counts
-        assert judge.validated(50 * at, {"val-core/math/acc/mean@1": 0.0}, {"math": prompts}) == []
+        assert judge.validated(50 * at, {"val-core/math/acc/mean@1": 0.0}, {"math": 89}) == []
     return said
 
 
@@ -326,7 +326,20 @@ def test_validation_that_falls_while_training_rises(accuracies, rewards, raised)
         assert "fell by 0.157 from its best, 0.573 at step 100" in said[0] and "0.5" in said[0]
         again = Judge(AlarmConfig(), ["math"], np.array([100]))
         again.load_state_dict(decode_state(encode_state(judge.state_dict())))
-        assert again.standing() == judge.standing() and validations(again, [], []) == []
+        assert again.standing() == judge.standing()
+
+
+def test_a_resumed_run_knows_its_validations() -> None:
+    """Those before the resume have the best one, and the training reward of their time."""
+    accuracies, rewards = [44 / 89, 51 / 89, 37 / 89], [0.4, 0.5, 0.6]
+    before, resumed = (Judge(AlarmConfig(), ["math"], np.array([100])) for _ in range(2))
+    assert validations(before, accuracies[:2], rewards[:2]) == []
+    resumed.load_state_dict(decode_state(encode_state(before.state_dict())))
+    assert (
+        validations(resumed, accuracies[2:], rewards[2:], 3)
+        == validations(before, accuracies[2:], rewards[2:], 3)
+        != []
+    )
 
 
 @pytest.mark.parametrize("kind", ["acc", "reward"])
