@@ -261,12 +261,15 @@ def test_no_saving_is_claimed_where_none_can_be_known(steps, lost, why, tmp_path
     without_steps(tmp_path, 1, lost)
     page = page_of(tmp_path, tmp_path)
     assert f"Not estimated: {why}" in page and "rollouts against uniform" not in page
+    assert ("The journal lacks steps 1 to 20" in page) == bool(lost)
 
 
 def test_a_snapshot_has_a_report_without_a_course(reported, tmp_path) -> None:
     page = page_of(reported.folder / "global_step_40", tmp_path)
     Page(page)
     assert "no course over time" in page and "Never solved" in page and "Over steps" not in page
+    page = page_of(reported.folder, tmp_path, "--against", reported.folder / "global_step_40")
+    assert "(snapshot) has no course to draw beside" in page
 
 
 @pytest.mark.parametrize("steps", [0, 1, 2])
@@ -323,6 +326,7 @@ def test_every_source_says_when_it_was_solved_first(tmp_path) -> None:
     assert len(history.sources) < 30
     every = {f"s{i}" for i in range(30)}
     assert history.first_solved.keys() == history.hearing.judge.cut_shares().keys() == every
+    assert "Answers cut at the limit" in page_of(tmp_path, tmp_path)  # which is known here
 
 
 @pytest.mark.parametrize(("words", "found"), [([], 0), (["--data", "train.parquet"], 2)])
@@ -380,6 +384,29 @@ def test_areas_stack() -> None:
     lower, upper = polygons
     assert lower[:3] == upper[3:][::-1]  # the upper area stands on the lower one
     assert len({y for _, y in upper[:3]}) == 1  # 1+3 = 2+2 = 3+1
+    assert re.findall(r'end">([\d.]+)<', svg) == ["0", "1", "2", "3", "4"]
+
+
+def test_bars_cells_and_dots_are_drawn() -> None:
+    """With what each says beside the pointer; a chart of the axes alone passed every other test."""
+    svg = figures.bars("t", ["a", "b"], [1200, 0], ("x", "prompts"), "red")
+    assert re.findall(r"<title>([^<]*)", svg) == ["a: 1,200", "b: 0"] and 'class="value">1.2k<' in svg
+    assert re.findall(r'middle">([ab])<', svg) == ["a", "b"]
+    shares = np.array([[0.25, 1.0], [0.75, np.nan]])
+    svg = figures.heatmap("t", ["1", "2"], ["low", "high"], shares, ("visit", "rate"))
+    assert re.findall(r"<title>([^<]*)", svg) == ["1, low: 25.0%", "2, low: 100.0%", "1, high: 75.0%"]
+    assert re.findall(r'(?:end|middle)">(\w+)<', svg) == ["low", "high", "1", "2"]
+    svg = figures.reliability("t", np.array([0.2, 0.8]), np.array([0.3, 0.7]), np.array([10.0, 40.0]))
+    assert svg.count('class="diagonal"') == 1 and re.findall(r'end">([\d.]+)<', svg) == [
+        "0",
+        "0.25",
+        "0.5",
+        "0.75",
+        "1",
+    ]
+    assert re.findall(r"<title>([^<]*)", svg)[1] == "predicted 0.80, observed 0.70, 40 groups"
+    alone = [Series("s", np.array([0.5]), "red")]  # of one point there is no line
+    assert figures.lines("t", np.ones(1), alone, ("x", "y")).count("<circle") == 1
 
 
 def test_reasons_are_drawn_however_many_there_are() -> None:
@@ -505,7 +532,7 @@ def test_a_chart_is_there_where_there_is_something_to_draw(tmp_path) -> None:
     def drawn() -> set[str]:
         return {h for found in (*pictures(made).values(), learning(made)[0][2]) for h, *_ in found}
 
-    assert {"Exploration", "Pass rate by data source"} <= drawn()
+    assert {"Exploration", "Pass rate by data source", "Pass rate at the latest visit", "Length of answers"} <= drawn()
     assert not {"Answers cut at the limit", "Training pass rate"} & drawn()  # not known; that of the rewards
     made.history.sums["reward"] *= 2
     assert "Training pass rate" in drawn()
@@ -635,6 +662,17 @@ def test_sources_get_worse_by_chance_on_few_pages() -> None:
     change = (last - first)[:size]
     half = 1.96 * change.std(ddof=1) / len(change) ** 0.5  # as everywhere
     assert what.startswith("s0:") and f"({change.mean():+.3f} ± {half:.3f} over" in what
+
+
+def test_a_source_that_stands_still_is_said_of_prompts_visited_lately() -> None:
+    table = StatsTable()
+    rows = table.rows_for(make_keys(80), sources=["still"] * 40 + ["before"] * 40)
+    for name, value in (("visits", 2), ("first_rate", 0.5), ("last_rate", 0.5), ("rollouts", 16), ("successes", 8)):
+        table.col(name)[rows] = value
+    table.col("last_step")[rows] = np.where(np.arange(80) < 40, 9, 2)
+    (found,) = _moves(Prompts(table), SimpleNamespace(step=np.arange(1, 11)))
+    assert found.what == "still: stands still (+0.000 ± 0.000 over 40 prompts visited at least twice)"
+    assert not found.grave and found.where == 'source == "still"'
 
 
 def test_single_rollouts_are_not_shown_as_groups_without_variance(tmp_path, call) -> None:
