@@ -18,7 +18,7 @@ from tests.stats.made import make_keys
 from verl_adaptive.commands.compare import page_of_runs
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
-from verl_adaptive.report.arms import Trial, outcomes, sentence
+from verl_adaptive.report.arms import Trial, outcomes, plot, sentence
 from verl_adaptive.report.common import matched
 from verl_adaptive.significance import difference, significant, t95
 from verl_adaptive.stats import StatsTable, open_run
@@ -129,6 +129,18 @@ def test_arms_are_drawn(arms, call, tmp_path) -> None:
     assert "--csv" in call(*words, tmp_path / "b.html", "--csv", tmp_path / "." / "b.html")[2]  # the page replaced it
     assert not (tmp_path / "b.html").exists()
     assert "not a finite number" in call(*words[:-1], "--target", "nan")[2]
+
+
+def test_a_plot_has_each_seed_and_the_means_by_name(tmp_path) -> None:
+    pytest.importorskip("matplotlib")
+    arms = {
+        name: [trial(seed, 0.2, end, 0.1 + end) for seed in (1, 2, 3)] for name, end in (("grpo", 0.3), ("solo", 0.4))
+    }
+    plot(arms, ("rollouts generated", "accuracy"), tmp_path / "a.svg")
+    drawn = (tmp_path / "a.svg").read_text()  # of texts, which are paths there, matplotlib leaves a comment
+    assert [drawn.count(f"<!-- {text} -->") for text in ("grpo", "solo", "rollouts generated", "accuracy")] == [1] * 4
+    assert len(re.findall("stroke-opacity: 0.4; stroke-width: 0.8", drawn)) == 6  # a line a seed
+    assert drawn.count("stroke-width: 2.2") == 2 + 2  # the means, and their keys in the legend
 
 
 def test_single_runs_of_several_seeds_are_arms(arms, call) -> None:
@@ -252,6 +264,7 @@ def test_a_seed_of_its_own_is_left_out_and_a_curve_that_never_gets_there_counts(
     assert trial(1, 0.2, 0.4, 0.3, 0.6).needed(0.3) == pytest.approx(50) and trial(1, 0.2, 0.4).needed(0.5) is None
     assert trial(1, 0.2, 0.4).needed(0.1) == 0
     assert sentence([outcomes({"a": base})[0], found]).endswith("Only one of the two has seed 9: not compared.")
+    assert sentence(outcomes({"a": base, "b": [trial(9, 0.2, 0.9)]})) == "b and a have no seed in common."
     longer = outcomes({"a": [trial(1, 0.2, 0.4)], "b": [trial(1, 0.2, 0.3, 0.9)]})[1]
     assert longer.finals == {1: 0.3}  # after 100, as a
 
@@ -315,6 +328,8 @@ def test_two_runs_are_compared_by_their_prompts(finished, tmp_path, call) -> Non
     status, text, _ = call(*words)
     assert status == 0 and "grpo" in text and "rollouts generated" in text and "\x1b" not in text
     assert "significantly better in B: " in text and "gains in B, most significant first" in text
+    assert re.search(r"^A: greso, project/experiment \(.*\n?.*^B: grpo, project/experiment \(", text, flags=re.M)
+    assert f"{theirs['prompts']} prompts visited by both at least 1 times ({theirs['only_a']} by A only, " in text
 
 
 def test_how_long_a_run_of_one_step_took_is_not_known(tmp_path, call) -> None:
@@ -345,7 +360,8 @@ def test_both_are_cut_at_common_rollouts(tmp_path, call) -> None:
     assert whole["arms"][1]["final"] == {"null": 0.4}  # of whatever seed: 0 was nobody's
     assert whole["b"]["last_step"] == 40 and "+0.300 ± " in whole["verdict"] and "(beyond the" in whole["verdict"]
     assert f"+0.000 ± {half:.3f} (within the" in found["verdict"]
-    assert "Both at equal rollouts" in call(*words)[1]
+    out = call(*words)[1]
+    assert "Both at equal rollouts" in out and "Latest pass rate of the prompts that both visited: A " in out
     (time,) = (line for line in call(*words, "--whole")[1].splitlines() if "training time" in line)
     assert time.split()[-2][0] == "+" and time.split()[-1] == "min"
     without_steps(tmp_path / "long", 1, 30)
