@@ -72,7 +72,9 @@ def test_a_part_with_options_set_shows_them_and_the_part_it_is(call, found) -> N
     assert mine["of"] == "mopps"
     assert {key: option["default"] for key, option in mine["options"].items()} == {"decay": 0.8, "source_prior": 4.0}
     status, out, _ = call("parts", "mopps_by_source")
-    assert status == 0 and "adaptive.sampler.source_prior" in out and "adaptive/sampler=mopps" in out
+    assert status == 0 and "adaptive.sampler.source_prior" in out
+    assert "Its other options are those of adaptive/sampler=mopps." in out
+    assert "keep_all has no options." in call("parts", "keep_all")[1]
 
 
 def test_third_parties_parts_are_listed_and_a_broken_one_hides_nothing(third_party) -> None:

@@ -16,7 +16,9 @@ import pytest
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
 from tests.interrupts import interrupted, program
 from tests.stats.made import journal_of, make_keys
+from verl_adaptive.commands.stats import _account
 from verl_adaptive.groups import Groups
+from verl_adaptive.ledger import Account
 from verl_adaptive.report.course import CLASSES, History
 from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
@@ -84,7 +86,19 @@ def test_selecting_and_sorting(finished, call) -> None:
 
 def test_the_picture_in_the_terminal(finished, call) -> None:
     out = "\n" + call("stats", finished.folder)[1]
-    assert all(f"\n{label}" in out for label in ("store", "run", "steps", "prompts", "generated", "never solved"))
+    labels = (
+        "store",
+        "run",
+        "steps",
+        "prompts",
+        "generated",
+        "never solved",
+        "always solved",
+        "flip-flopping",
+        "retired",
+    )
+    assert all(f"\n{label}  " in out for label in labels) and "\nmissing" not in out
+    assert re.search(r"^step +30 \(greso.*\)$", call("stats", finished.folder / "global_step_30")[1], flags=re.M)
     bars = re.findall(r"^(?:0 \(none\)|1 \(all\)|0\.\d-\d\.\d) +([\d,]+) (█*)$", out, flags=re.M)
     assert len(bars) == len(BINS)
     assert max(len(bar) for _, bar in bars) == 40 and all((count == "0") == (bar == "") for count, bar in bars)
@@ -268,6 +282,7 @@ def test_steps_that_are_missing_are_said_whatever_is_asked(tmp_path, call) -> No
     ):
         missed += [words] if call(*words)[2].count(said) != 1 else []
     assert not missed and said in page.read_text()
+    assert re.search(r"^missing +steps 2 to 3: ", call("stats", b)[1], flags=re.M)
     assert call("report", tmp_path / "a", "-o", page, "--against", b)[0] == 0 and said in page.read_text()
     table = StatsTable()
     table.rows_for(make_keys(1))
@@ -283,6 +298,19 @@ def test_prompts_that_were_never_visited_are_known(tmp_path, call) -> None:
     assert f"{60 - unseen} visited" in call("stats", tmp_path)[1]
     assert facts(call, tmp_path, "--where", "visits == 0")["selected"] == unseen
     assert {name: s["prompts"] for name, s in found["by_source"].items()} == {"gsm8k": 20, "math": 20, HOSTILE: 20}
+
+
+def test_alarms_that_stand_are_said(tmp_path, call) -> None:
+    make_run(tmp_path, steps=20, batch=16, rates=np.zeros(60), sampler="epoch", filter="keep_all", snapshot=False)
+    alarms = facts(call, tmp_path)["alarms"]
+    assert sum("not one success in" in alarm for alarm in alarms) >= 1
+    said = [line for line in call("stats", tmp_path)[1].splitlines() if line.startswith("alarm  ")]
+    assert len(said) == len(alarms)
+
+
+def test_what_is_generated_is_said_to_be_somewhere() -> None:
+    """What an allocator holds for a later step was in no figure of the line."""
+    assert _account(Account(10, 4, 3, {"failed": 3})) == "10 rollouts: 4 trained (40.0%), dropped 3 failed, 3 held"
 
 
 def test_an_empty_store(tmp_path, call) -> None:

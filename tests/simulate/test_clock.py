@@ -102,6 +102,7 @@ def test_nothing_is_lost(preset) -> None:
         assert phase.tokens <= SMALL.machine.fastest * phase.seconds + 1e-6
         assert phase.aborted_rollouts <= rollouts.dropped.get("aborted", 0)
     assert not clock.queue.busy
+    assert simulation.engine.table.col("rollouts").sum() == sum(result.groups.rollouts for result in results)
     timing = Timing(SMALL)
     for result, phase in zip(results, clock.phases, strict=True):
         timing.count(phase, result, 1e-6, 0.5)

@@ -64,6 +64,12 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     assert "snapshot of 60 prompts, whose rates move as in pool mixed:failure=0.5; " in out  # once "1 step"
     assert re.search(r"rollouts not trained .*failed", out) and "budget" not in out
     assert "knows which rollouts succeeded; leave it out" in call("simulate", *words, "--threshold", "0.9")[2]
+    lines = [
+        json.dumps({"input": f"q{i}", "output": "", "gts": "1", "score": i % 2}) + "\n" for i in range(8) for _ in "ab"
+    ]
+    (tmp_path / "1.jsonl").write_text("".join(lines))
+    out = call("simulate", *words[:-1], tmp_path / "1.jsonl")[1]
+    assert re.search(r"^Note: .*dropped prompts and groups are not in it", out, flags=re.M)
 
 
 @pytest.mark.parametrize(
