@@ -116,6 +116,7 @@ def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -
     assert found.equal == "adaptive.total_rollouts=20480" and 0 < found.equal_steps < 20
     assert "spends what GRPO would" in lines["equal cost"]
     assert found.range[0] < found.factor < found.range[1]
+    assert f"about {costing._two(found.time_factor)} x GRPO's generation time" in lines["time"]
     assert cost("+adaptive=dapo", "adaptive.max_rounds=1")[0].range is None  # "1 x if 70% are, 1 x if 30% are"
     spent, lines = cost("+adaptive=dapo", "trainer.total_epochs=10", found.equal)
     assert spent.total == 20_480 and "equal cost" not in lines
@@ -125,6 +126,8 @@ def test_what_was_measured_stands_beside_it_for_the_preset_as_shipped(cost) -> N
     found, lines = cost("+adaptive=greso", "trainer.total_epochs=10")
     assert lines["measured"].startswith(found.measured) and "x GRPO's rollouts" in found.measured
     assert lines["cost"].startswith("simulated: ") and lines["time"].startswith("simulated: ")
+    first, later = map(costing._two, found.by_pass)
+    assert f"(first pass {first} x, later {later} x)" in lines["cost"] and "(first pass " in lines["time"]
     table = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"| {found.measured.split(' ±')[0]} |" in re.search(r"^.*adaptive=greso`.*$", table, flags=re.M)[0]
     for other in ("adaptive.sampler.target=0.1", "adaptive.max_rollouts_per_step=1024"):
@@ -228,6 +231,17 @@ def test_engines_are_counted_as_verl_starts_them(cost) -> None:
     sizes = (f"actor_rollout_ref.rollout.{kind}_parallel_size=2" for kind in ("tensor_model", "data"))
     _, lines = cost("+adaptive=dapo", "trainer.n_gpus_per_node=8", "trainer.nnodes=2", *sizes)
     assert "a model of 8 engines with" in lines["time"]
+    words = ("actor_rollout_ref.rollout.name=sglang", "actor_rollout_ref.rollout.disaggregation.enabled=true")
+    found, lines = cost("+adaptive=solo", *words)
+    assert found.time_factor is None and lines["time"].startswith("not known: rollout.disaggregation")
+
+
+def test_groups_of_two_are_not_said_to_be_informative_as_often_as_no_pool_allows(cost) -> None:
+    """A half is assumed; two answers of prompts of all difficulties differ in two groups of five."""
+    found, lines = cost("+adaptive=dapo", "actor_rollout_ref.rollout.n=2")
+    assert (
+        0.3 < found.share < ASSUMED - 0.05 and f"if {found.share:.0%} of GRPO's groups are informative" in lines["cost"]
+    )
 
 
 def test_groups_are_of_the_size_that_the_data_set_allows(cost, call) -> None:

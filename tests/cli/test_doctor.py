@@ -362,11 +362,14 @@ def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
     assert "Hydra did not find it: reinstall verl-adaptive" in found["validate"]["detail"]
 
 
-def test_without_verl(examine, monkeypatch) -> None:
+def test_without_verl(examine, call, monkeypatch) -> None:
     monkeypatch.setattr(doctor, "_version", lambda name: None)
     status, found = examine("+adaptive=greso")
     assert status == 1 and "not installed" in found["verl"]["detail"] and "pip install" in found["verl"]["fix"]
     assert found["vllm"]["status"] == "fail" and "compose" not in found
+    out = call("doctor")[1]
+    assert re.search(r"^FAIL +vllm .*\n +→ pip install vllm", out, flags=re.M)
+    assert re.search(r"^[1-9]\d* of \d+ checks failed$", out, flags=re.M)
 
 
 def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
@@ -388,7 +391,8 @@ def test_verls_names_that_are_gone(examine, call, monkeypatch) -> None:
     assert status == 0 and found["names of verl's"]["detail"].startswith(f"{len(compat.NAMES) - 1} of ")
     assert (found["done instead"]["status"], found["done instead"]["fix"]) == ("warn", "")
     assert found["done instead"]["detail"].endswith(": verl.x.y is missing: z is asked")
-    assert "done instead" in call("doctor")[1]
+    out = call("doctor")[1]
+    assert "done instead" in out and re.search(r"^all \d+ checks passed, [1-9]\d* with a note$", out, flags=re.M)
 
 
 def test_a_store_that_is_there_already(examine, tmp_path) -> None:

@@ -418,5 +418,6 @@ def test_one_interrupt_ends_it_though_a_page_hangs(tmp_path) -> None:
                 urllib.request.urlopen(f"{address}run/{run.id}", timeout=2)
             process.send_signal(signal.SIGINT)
             process.wait(60)
+            assert "every user of this machine can read this" in process.stderr.read()
         finally:
             process.kill()
