@@ -14,6 +14,7 @@ from tests.world import World, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig, AlarmConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.groups import Groups
+from verl_adaptive.report.course import History
 from verl_adaptive.report.judge import GROUPS, KINDS, Judge, fallen, hear, source_labels
 from verl_adaptive.report.learning_curve import Curve
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run
@@ -428,6 +429,7 @@ def test_a_journal_is_judged_as_training_was(tmp_path) -> None:
     assert any("without a success since the run began" in str(found) for found in raised)
     assert any("Validation of fine fell" in str(found) for found in raised)
     assert hearing.judge.standing() == judge.standing() and hearing.judge.metrics() == judge.metrics()
+    assert History(open_run(tmp_path)).hearing.raised == raised  # the page's, the last validation too
 
 
 def test_a_source_that_left_the_data_set_is_not_starved(tmp_path) -> None:

@@ -31,7 +31,7 @@ from verl_adaptive.report.findings import _failures, _moves, _waste
 from verl_adaptive.report.learning_curve import curves, smooth
 from verl_adaptive.report.page import _commands, render
 from verl_adaptive.report.pictures import _fate, learning, pictures
-from verl_adaptive.stats import Journal, StatsTable, open_run
+from verl_adaptive.stats import Journal, StatsTable, open_run, reader
 from verl_adaptive.stats.dataset import Row
 from verl_adaptive.stats.dumps import answer_in, said_of
 from verl_adaptive.stats.expressions import Expression
@@ -206,8 +206,9 @@ def test_lengths_are_of_the_rollouts_that_they_are_divided_by(tmp_path) -> None:
     assert lost > 0 and (history.sums["tokens"].sum(), history.sums["rollouts"].sum()) == (tokens, rollouts)
 
 
-def test_predictions_use_earlier_visits_only(reported) -> None:
-    """The vectorised pass against one group after another."""
+def test_predictions_use_earlier_visits_only(reported, monkeypatch) -> None:
+    """The vectorised pass, in pages of which each has some of a prompt's visits, against one group after another."""
+    monkeypatch.setattr(reader, "_PAGE", 100)
     opened = open_run(reported.folder)
     made = collect(opened).history
     won, tried = np.zeros(len(opened.prompts)), np.zeros(len(opened.prompts))
