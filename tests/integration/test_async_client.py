@@ -14,14 +14,13 @@ from dataclasses import replace
 from typing import ClassVar
 from unittest.mock import MagicMock
 
-import numpy as np
 import pytest
 import transfer_queue as tq
 from transfer_queue import KVBatchMeta
 
 from tests.integration.common import left, listed
-from tests.integration.test_sync_client import BATCH, PROMPTS, N, Workers, engine_on_rows, requests_of
-from tests.world import POLICIES, World, config_of
+from tests.integration.test_sync_client import BATCH, N, Workers, engine_on_rows, requests_of, rollouts_of
+from tests.world import POLICIES, config_of
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.async_client import AsyncRolloutClient, NothingLeft
@@ -208,23 +207,10 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
 
 
-def in_memory(monkeypatch, rows: dict[str, dict]) -> None:
-    """TransferQueue as the session's modules see it: the tags of these rows."""
-
-    class Client:
-        def kv_retrieve_meta(self, keys, **_):
-            there = [rows[key] for key in keys if key in rows]
-            return types.SimpleNamespace(size=len(there), custom_meta=there)
-
-    fake = types.SimpleNamespace(kv_list=lambda _: {"train": dict(rows)}, kv_clear=lambda **_: None, get_client=Client)
-    for module in ("queue", "async_client"):
-        monkeypatch.setattr(f"verl_adaptive.integration.{module}.tq", fake)
-
-
-def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypatch):
+def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(queue):
     """Its rollouts were still to come for the room that the queue needs, and for the error of a signal that none has."""
     rows = {"a": {}, "a_0_0": {"response_len": 1}, "a.t1": {"status": "failure"}, "b": {"status": "running"}}
-    in_memory(monkeypatch, rows)
+    tq.kv_batch_put(keys=list(rows), partition_id="train", tags=list(rows.values()))
     before, after = Queue(config_of()), Queue(config_of())
     for stage, sessions in enumerate([["a_0_0"], []]):
         before.ask(0, "a", 1, stage)
@@ -236,56 +222,56 @@ def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(monkeypat
     assert after.under_way == before.under_way == 3 and after.expected() == before.expected() == 3 + 1 + 3
 
 
-def test_a_request_that_got_lost_is_asked_anew_and_not_twice(monkeypatch):
+def test_a_request_that_got_lost_is_asked_anew_and_not_twice(clean):
     """Its rollouts would be expected for the rest of the run, and a queue that has room would be too small."""
-    in_memory(monkeypatch, {})
-    engine, prompts = engine_on_rows(config_of(), async_facts=AsyncFacts())
-    sent: list[list[str]] = []
-    client = AsyncRolloutClient(engine, prompts, RolloutHandles(lambda batch: sent.append(batch["uid"]), lambda: 1))
+    workers, sent = Workers(), []
+    workers.submit = lambda batch: sent.append(batch["uid"])
+    client = client_of(workers, AsyncFacts())
     client.start()
     before = client.queue.under_way, client.queue.expected()
     assert client.resend() == BATCH and (client.queue.under_way, client.queue.expected()) == before
     assert not set(sent[0]) & set(sent[1]) and len(set(sent[1])) == BATCH
 
 
-def test_a_mini_step_that_would_have_nothing_draws_once_more(monkeypatch):
+class FirstSolved(Workers):
+    """The prompts of the first batch are solved for good, and half-solved are the others."""
+
+    def _prompt(self, uid: str, n: int, number: int, place: int) -> None:
+        self._write(uid, number, {s: (float(number < BATCH or s % 2), [3]) for s in range(n)})
+        self._end(uid, False)
+
+
+def test_a_mini_step_that_would_have_nothing_draws_once_more(clean):
     """Without a refill, and all of the first prompts solved: verl's step cannot do without a batch."""
-    world = World(np.where(np.arange(PROMPTS) < BATCH, 1.0, 0.5))
-    engine, prompts = engine_on_rows(config_of(filter="informative", refill=False), async_facts=AsyncFacts())
-    client = AsyncRolloutClient(engine, prompts, RolloutHandles(len, lambda: 1))
-    client.queue, client.fetch = MagicMock(submissions=[]), lambda timeout: world.roll(client.engine.flight)
+    client = client_of(FirstSolved(), AsyncFacts(), filter="informative", refill=False)
     client.start()
-    client.complete()
-    (result,) = client.queue.take_batch.call_args.args
+    result = client.complete().result
     assert result.trained.any() and result.groups.index[result.trained].min() >= BATCH
 
 
-def test_rows_of_a_step_are_listed_before_they_are_judged(monkeypatch):
+def test_rows_of_a_step_are_listed_before_they_are_judged(queue, monkeypatch):
     """A colocated reward model judges rows that nobody has read: of the second step on, looks do without a list of them."""
     monkeypatch.setattr("verl_adaptive.integration.queue._LIST_SHARE", 1e-9)
-    rows = {"a": {"status": "running"}}
-    in_memory(monkeypatch, rows)
-    queue = Queue(config_of(), late=True)
-    queue._single = True  # as the first step has found
-    queue.ask(0, "a", 2, 0, whole=True)
-    queue.look(["a"])
-    rows |= {"a": {"status": "finished"}, "a_1_0": {"response_len": 2}, "a_0_0": {"response_len": 1}}
-    assert queue.look(["a"]) == {"a": "finished"}
-    assert queue.rows(["a"]) == (["a_0_0", "a_1_0"], [{"response_len": 1}, {"response_len": 2}])
+    made = Queue(config_of(), late=True)
+    made._single = True  # as the first step has found
+    made.ask(0, "a", 2, 0, whole=True)
+    tq.kv_batch_put(keys=["a"], partition_id="train", tags=[{"status": "running"}])
+    assert made.look(["a"]) == {"a": "running"}
+    rollouts_of("a", [1, 1], {})
+    assert made.look(["a"]) == {"a": "finished"}
+    assert made.rows(["a"]) == (["a_0_0", "a_1_0"], [{"response_len": 1}] * 2)
 
 
-def test_a_group_is_as_old_as_its_oldest_rollout(monkeypatch):
+def test_a_group_is_as_old_as_its_oldest_rollout(queue):
     """``adaptive/trained_lag_*``, in steps; rows of a rollout server that does not say are none."""
-    steps = {"a_0_0": 3, "a_1_0": 1, "b_0_0": None, "b_1_0": 4, "c_0_0": None, "c_1_0": None}
-    done = {uid: {"status": "finished"} for uid in "abc"}
-    in_memory(monkeypatch, done | {key: {"response_len": 1, "min_global_steps": at} for key, at in steps.items()})
-    ones = lambda keys, *_, **__: (np.ones(len(keys)), np.ones(len(keys)), set())  # noqa: E731
-    monkeypatch.setattr("verl_adaptive.integration.queue.read_rewards", ones)
-    queue = Queue(config_of())
-    for submission, uid in enumerate("abc"):
-        queue.ask(submission, uid, 2, 0)
-    queue.look(list("abc"))
-    assert queue.collect(requests_of(0, 1, 2, n=2), 5).lag.tolist() == [3, 0, 0]
+    made = Queue(config_of())
+    for submission, (uid, versions) in enumerate({"a": (3, 1), "b": (None, 4), "c": (None, None)}.items()):
+        made.ask(submission, uid, 2, 0)
+        rollouts_of(uid, [1, 1], {})
+        tags = [{"response_len": 1, "min_global_steps": version} for version in versions]
+        tq.kv_batch_put(keys=[f"{uid}_0_0", f"{uid}_1_0"], partition_id="train", tags=tags)
+    made.look(list("abc"))
+    assert made.collect(requests_of(0, 1, 2, n=2), 5).lag.tolist() == [3, 0, 0]
 
 
 def test_a_checkpoint_without_verls_queue_says_the_ways_out(clean):

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import math
 import random
+import time
 from dataclasses import replace
 from types import SimpleNamespace
 from unittest.mock import MagicMock
@@ -39,7 +40,7 @@ from verl_adaptive.integration.minibatches import StepState
 from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.queue import Queue
 from verl_adaptive.integration.rewards import read_rewards
-from verl_adaptive.integration.rollout_client import RolloutClient, RolloutHandles, deal
+from verl_adaptive.integration.rollout_client import RolloutHandles, deal
 from verl_adaptive.integration.sync_client import SyncRolloutClient
 from verl_adaptive.integration.timings import Timings
 
@@ -669,72 +670,30 @@ def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypat
     assert set(stream.held) == {*engine.living.values(), *engine.prompt_source.ahead.tolist()}
 
 
-def measured(slots: int, *, late: bool = False, **config) -> tuple[SyncRolloutClient, SimpleNamespace]:
-    """A session of ten groups of two without a queue, and what it finds there: ``now`` on its clock, ``under_way``."""
-    engine, stream = engine_on_rows(config_of(**config), batch=10, n=2)
-    client = SyncRolloutClient(engine, stream, RolloutHandles(len, lambda: 1, late=late, stall=0.05), Workers())
-    there = SimpleNamespace(now=0.0, under_way=20)
-    client.timings = Timings(slots, clock=lambda: there.now)
-    client.queue = MagicMock(submissions=[], outputs=1.0, listed_at=0.0, count=0)
-    type(client.queue).under_way = property(lambda _: there.under_way)
-    return client, there
-
-
-def seconds(taken: float) -> dict[str, float]:
-    """Of nine seconds for ten groups, six are for the last; ``taken`` of 20 slots, times seconds."""
-    found = {"generation": 9.0, "last_tenth": 6.0, "idle_share": 1 - taken / (20 * 9)}
-    return {f"adaptive/time/{name}": pytest.approx(value) for name, value in found.items()}
-
-
-def test_a_steps_seconds_go_from_its_first_request_to_its_batch(monkeypatch):
-    """docs/metrics.md: each step's own, whatever the trainer did since the one before."""
-    client, there = measured(20)
-    world = World(np.full(PROMPTS, 0.5))
-
-    def fetch(self, timeout):
-        at = next(looks)
-        there.now, client.queue.listed_at = start + at, start + 1.0
-        there.under_way = {2: 10, 3: 2, 9: 0}[at]
-        flight = self.engine.flight
-        return None if at == 2 else world.roll(flight.select(slice(0, 9) if at == 3 else slice(None)))
-
-    def receive(results):
-        there.under_way += 4 * (there.now == start + 3)  # so many more are sent
-        return real(results)
-
-    real = client.engine.receive
-    monkeypatch.setattr(client.engine, "receive", receive)
-    monkeypatch.setattr(RolloutClient, "fetch", fetch)
-    monkeypatch.setattr(client, "pause", lambda: None)
-    for start in (0.0, 100.0):
-        there.now, there.under_way, looks = start, 20, iter((2, 3, 9))
-        batch_of(client)
-        # from 20 to 10 in a second, to 2 in two more; and from 6 to none in six
-        assert client.timings.metrics() == seconds(15 + 12 + 18)
-
-
-def test_a_step_is_committed_watched_and_its_seconds_logged(monkeypatch):
-    client, _ = measured(20, filter="keep_all", total_rollouts=20)
-    world = World(np.full(PROMPTS, 0.5))
-    client.fetch = lambda timeout: world.roll(client.engine.flight)
-    client.queue.take_batch = lambda result: SimpleNamespace(result=result, keys=["a_0_0"])
+def test_a_step_is_committed_watched_and_its_seconds_logged(queue, monkeypatch):
+    timings = Timings(20)  # what happens until the step begins is none of its seconds
+    client = client_of(Workers(), filter="keep_all", total_rollouts=BATCH * N)
+    client.timings, began = timings, time.monotonic()
     result = batch_of(client).result
+    most = time.monotonic() - began
     trainer, metrics = trainer_of(client), {}
     monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing_raw: "verl's batch")
     trainer.run_store, trainer._monitor = MagicMock(), MagicMock(step=lambda *about: {"adaptive/alarm/cut": 0.0})
     trainer.plan, trainer.total_training_steps = SimpleNamespace(longest=64), 9
     assert trainer.step(metrics, {}) == "verl's batch"
     trainer.run_store.commit.assert_called_once_with(1, result, client.engine)
-    assert {*seconds(0), "adaptive/alarm/cut"} <= metrics.keys()
+    times = [metrics[f"adaptive/time/{name}"] for name in ("last_tenth", "generation")]
+    assert 0 < times[0] < times[1] < most and 0 < metrics["adaptive/time/idle_share"] < 1
+    assert metrics["adaptive/alarm/cut"] == 0.0
     assert trainer.total_training_steps == 1 and trainer._ended_early  # the budget is spent
 
 
-def test_a_wait_for_rollouts_that_get_their_rewards_later_has_a_ceiling():
-    client, _ = measured(0, late=True, poll_interval=0.01)
-    client.queue.uids, looks = lambda flight: ["a"], iter(["running"] * 1000)
-    client.queue.look = lambda uids: {"a": next(looks)}
+def test_a_wait_for_rollouts_that_get_their_rewards_later_has_a_ceiling(queue):
+    workers = Workers()
+    workers._prompt = lambda *job: None  # it hangs
+    client = client_of(workers, late=True, refill=False, stall_timeout=0.05)
     client.start()
-    with pytest.raises(AdaptiveError, match=r"stall_timeout=0\.05 s; still waiting for 1 of 1 prompts"):
+    with pytest.raises(AdaptiveError, match=r"stall_timeout=0\.05 s; still waiting for 4 of 4 prompts"):
         client.wait_for_all()
 
 
