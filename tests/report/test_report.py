@@ -302,9 +302,10 @@ def test_only_a_page_is_replaced_by_a_page(tmp_path, call, refusal) -> None:
         make_run(tmp_path / name, steps=2, snapshot=False)
     journal = tmp_path / "b" / "adaptive" / "attempt-0" / "groups.arrows"
     before = journal.read_bytes()
-    assert "is no HTML page" in refusal("report", tmp_path / "a", "-o", journal) and journal.read_bytes() == before
-    os.mkfifo(tmp_path / "pipe")  # no device, which root would replace where this is broken
-    refusal("report", tmp_path / "a", "-o", tmp_path / "pipe")
+    assert "must be .html" in refusal("report", tmp_path / "a", "-o", journal, status=2)
+    assert journal.read_bytes() == before
+    os.mkfifo(tmp_path / "pipe.html")  # no device, which root would replace where this is broken
+    assert "no file that a page could replace" in refusal("report", tmp_path / "a", "-o", tmp_path / "pipe.html")
     for _ in range(2):
         assert call("report", tmp_path / "a", "-o", tmp_path / "r.html")[0] == 0
 

@@ -44,7 +44,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "--out",
         metavar="FILE",
         default="report.html",
-        help="what to write; a page of that name is replaced (default report.html)",
+        help="what to write, an .html; a page of that name is replaced (default report.html)",
     )
     parser.add_argument(
         "--against",
@@ -99,21 +99,12 @@ def collected_of(args: argparse.Namespace, opened: Run, against: Sequence[Run] =
     )
 
 
-def _refuse_other_files(path: str) -> None:
-    """A page is replaced without asking; any other file of this name, as the journal itself, is refused."""
-    if not os.path.exists(path):
-        return
-    if not os.path.isfile(path):
-        raise AdaptiveError(f"{path} is no file that a page could replace; name another one")
-    with open(path, "rb") as file:
-        begins = file.read(512).lstrip().lower()
-    if begins and not begins.startswith((b"<!doctype html", b"<html")):
-        raise AdaptiveError(f"{path} exists and is no HTML page; name another file")
-
-
 def run(args: argparse.Namespace) -> int:
     refuse_overwrite(args.out, True)
-    _refuse_other_files(args.out)
+    if os.path.splitext(args.out)[1].lower() != ".html":
+        raise UsageError(f"{args.out}: the file's ending must be .html")
+    if os.path.exists(args.out) and not os.path.isfile(args.out):
+        raise AdaptiveError(f"{args.out} is no file that a page could replace; name another one")
     opened = open_run(args.store, identity=identity_from(args))
     others = [] if args.against is None else open_runs(args.against, damaged=note)
     against = [run for run in others if len(others) == 1 or run.id != opened.id]
