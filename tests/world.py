@@ -151,7 +151,7 @@ class Arrivals:
         return Groups.concat(out)
 
     def step(self, engine: AsyncEngine, step: int) -> StepResult:
-        """One whole step, mini-steps included, as the trainers' session takes it."""
+        """One whole step, mini-steps included, as a trainer takes it."""
         self.send(engine.begin(step))
         for _ in range(engine.async_facts.mini_steps):
             while not engine.can_take(engine.count):

@@ -12,7 +12,6 @@ import time
 import types
 from dataclasses import replace
 from typing import ClassVar
-from unittest.mock import MagicMock
 
 import pytest
 import transfer_queue as tq
@@ -454,8 +453,8 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(clean):
 def test_what_is_judged_late_keeps_what_verl_has_noted_of_the_batch():
     """The temperature, by which the actor's log-probs are computed."""
     buffer = object.__new__(AdaptiveReplayBuffer)
-    buffer.rollout_client = MagicMock()
-    buffer.rollout_client.complete.return_value = types.SimpleNamespace(keys=["a_0_0"], tags=[{}])
+    batch = types.SimpleNamespace(keys=["a_0_0"], tags=[{}])
+    buffer.rollout_client = types.SimpleNamespace(complete=lambda: batch)
     whole = KVBatchMeta(partition_id="train", keys=["a_0_0", "b_0_0"], tags=[{}, {}], extra_info={"temperature": 0.7})
     made = buffer.judged(whole)
     assert made.keys == ["a_0_0"] and made.extra_info == {"temperature": 0.7}

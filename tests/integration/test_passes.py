@@ -160,6 +160,7 @@ def test_a_steps_rows_in_minibatches_with_the_tokens_of_those_left_out(monkeypat
     def put(keys, partition_id, fields):
         masks.update(zip(keys, fields["loss_mask"].unbind(), strict=True))
 
+    # the rows' masks alone, without workers or a Ray; on the real queue and ranks this is tests/e2e's
     queue = MagicMock(kv_batch_put=put)
     queue.kv_batch_get = lambda keys, **_: {"loss_mask": [masks[key] for key in keys]}
     monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)

@@ -300,9 +300,8 @@ class Queue:
 
     def _find(self, requests: list[Request]) -> tuple[list[list[list[str]]], list[dict], BatchMeta | None]:
         """The sessions of requests that are back, their rows' tags, and where those are if that was asked for on the way."""
-        if requests and self._unlisted.issuperset(
-            request.uid for request in requests
-        ):  # one row a session: the names are known
+        # One row a session: the names are known.
+        if requests and self._unlisted.issuperset(request.uid for request in requests):
             names = [[f"{request.uid}_{s}{_FIRST_OUTPUT}" for s in range(request.n)] for request in requests]
             keys = list(chain.from_iterable(names))
             meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)
