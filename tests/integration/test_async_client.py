@@ -273,15 +273,13 @@ def test_a_group_is_as_old_as_its_oldest_rollout(queue):
     assert made.collect(requests_of(0, 1, 2, n=2), 5).lag.tolist() == [3, 0, 0]
 
 
-def test_a_checkpoint_without_verls_queue_says_the_ways_out(clean):
+def test_a_checkpoint_without_verls_queue_says_the_ways_out(queue):
     """verl writes it last, and nowhere but to the local folder: an interrupted save, or a copy, may lack it."""
-    workers = SlowWorkers(order=5)
-    client = client_of(workers, STREAMS["colocate"], **POLICIES["greso"])
-    while not len(client.engine.ready):
-        one_step(client)
-    workers.stop()
+    client = client_of(Workers(order=5), STREAMS["colocate"], **POLICIES["greso"])  # which answer before a step looks
+    one_step(client)
+    assert len(client.engine.ready)
     tq.kv_clear(keys=list(left()), partition_id="train")
-    other = client_of(SlowWorkers(), STREAMS["colocate"], table=client.engine.table, **POLICIES["greso"])
+    other = client_of(Workers(), STREAMS["colocate"], table=client.engine.table, **POLICIES["greso"])
     other.engine.load_state_dict(client.engine.state_dict())
     ways = r"trainer\.resume_from_path.* trainer\.v1\.trainer_mode=sync adaptive\.resume\.allow=\[mode\]$"
     with pytest.raises(AdaptiveError, match=ways):
