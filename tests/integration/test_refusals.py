@@ -378,6 +378,12 @@ def test_refused(overrides, message):
             (words, "dropped groups", False)
             for words in ("+adaptive=greso", f"+adaptive=grpo {KL}", f"+adaptive=cero {KL}")
         ),
+        # whose number of rollouts
+        ("+adaptive=cero adaptive/allocator=pilot_commit", "not the one that adaptive/sampler=cero plans", True),
+        *(
+            (f"+adaptive={words}", "not the one that", False)
+            for words in ("cero", "cero adaptive/allocator=aero", "pilot_commit")
+        ),
         # held groups
         (f"+adaptive=pilot_commit {FORM}=pipelined", "off-policy by a step", True),
         (f"+adaptive=pilot_commit {FORM}=pipelined", f"{FORM}=on_policy", True),

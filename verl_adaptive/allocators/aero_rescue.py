@@ -55,6 +55,7 @@ class AeroRescue(PooledAllocator):
     """
 
     name: ClassVar[str] = "aero"
+    follows_plan: ClassVar[bool] = True
     least_key: ClassVar[str] = "n_explore"
 
     @dataclass

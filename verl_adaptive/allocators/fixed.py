@@ -16,6 +16,7 @@ class Fixed(Allocator):
     """n rollouts a prompt, or the number that a pool sampler planned for it."""
 
     name: ClassVar[str] = "fixed"
+    follows_plan: ClassVar[bool] = True
 
     @dataclass
     class Config:

@@ -21,6 +21,11 @@ BYPASS_LOSS = (
 def notes_of(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> Iterator[str]:
     """The notes of a run, by verl's configuration, the ``adaptive`` group and its policy."""
     actor, algorithm, allocator = config.actor_rollout_ref.actor, config.algorithm, policy.allocator
+    if policy.sampler.plans_rollouts and not allocator.follows_plan:
+        yield (
+            f"adaptive/allocator={allocator.name} gives each prompt its own number of rollouts, not the one that "
+            f"adaptive/sampler={policy.sampler.name} plans; adaptive/allocator=fixed follows the plan"
+        )
     if allocator.can_hold:
         age, instead = allocator.option("max_age"), getattr(allocator, "on_policy", None)
         most = "" if age is None else f" ({counted(age, 'step')} at most: adaptive.allocator.max_age)"

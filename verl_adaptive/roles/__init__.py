@@ -210,11 +210,13 @@ class Allocator(Role):
 
     Attributes:
         can_hold: :meth:`review` may answer ``HOLD``; the engine then offers held groups to ``recall`` in later steps.
+        follows_plan: a prompt gets what a sampler with ``plans_rollouts`` planned for it; where it is false, a run says so.
         least_key: the option below ``adaptive.allocator`` that :meth:`least` comes from.
     """
 
     role: ClassVar[str] = "allocator"
     can_hold: bool = False
+    follows_plan: ClassVar[bool] = False
     least_key: ClassVar[str] = "n"
 
     @abstractmethod
