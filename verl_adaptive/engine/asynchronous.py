@@ -406,12 +406,9 @@ class AsyncEngine(Engine):
     def _take_up(self, state: Mapping[str, Any]) -> None:
         """Groups in flight and ready, as they were."""
         mine = state.get("asynchronous")
-        if mine is None:
-            if len(self.held):
-                raise AdaptiveError(
-                    f"the checkpoint holds {len(self.held)} groups back for the next step, which an asynchronous "
-                    "trainer cannot do; go on with trainer.v1.trainer_mode=sync, as the run was started"
-                )
+        if mine is None:  # the sync trainer's: nobody recalls here what that held
+            self.tracker.gone = Groups.concat([self.tracker.gone, self.held])
+            self.tracker.held, self.tracker.held_since = Groups.empty(), np.zeros(0, dtype=np.int64)
             return
         self.flight = Requests(**{name: np.asarray(value) for name, value in mine["flight"].items()})
         waiting, ready = groups_of(mine["open"]), groups_of(mine["ready"])
