@@ -317,6 +317,10 @@ REFUSED = rf"""
     form='pipelined': .*take on_policy
 +adaptive=dapo +trainer.v1.colocate_async.parameter_sync_step=3 {COLOCATE}
     must divide data.train_batch_size=16
++adaptive=dapo +trainer.v1.sync.parameter_sync_step=2
+    sync\.parameter_sync_step=2: .*a step of sync is whole; leave it out
++adaptive=dapo {SEPARATE} trainer.n_gpus_per_node=3
+    tensor_model_parallel_size=2: an engine takes 2 GPUs, .* the trainer's 3, too; choose sizes that divide 3
 +adaptive=dapo trainer.v1.sampler.custom_sampler.path=mine.py {COLOCATE}
     brings its own replay buffer
 """

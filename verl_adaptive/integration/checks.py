@@ -314,8 +314,10 @@ def _check_log_probs(config: Any) -> None:
 def _check_minibatches(config: Any) -> None:
     """A step is a whole number of mini-steps, and each of these a whole number of updates."""
     batch, mini = config.data.train_batch_size, config.actor_rollout_ref.actor.ppo_mini_batch_size
-    mini_steps = 1 if mode_of(config) == "sync" else async_of(config).mini_steps
+    mini_steps = async_of(config).mini_steps
     key = f"trainer.v1.{mode_of(config)}.parameter_sync_step"
+    hint = "is for trainer.v1.trainer_mode=separate_async: under a preset a step of sync is whole; leave it out"
+    check(mini_steps == 1 or mode_of(config) != "sync", key, mini_steps, hint)
     check(batch % mini_steps == 0, key, mini_steps, f"must divide data.train_batch_size={batch}")
     size = batch // mini_steps
     check(
@@ -572,6 +574,17 @@ def _check_servers(config: Any, policy: Policy) -> None:
         rollout.tensor_model_parallel_size,
         f"an engine takes {engine} GPUs (tensor_model_parallel_size x data_parallel_size x pipeline_model_parallel_size), and there "
         f"are {gpus} to generate on; choose sizes that divide {gpus}",
+    )
+    training = config.trainer.n_gpus_per_node * config.trainer.nnodes
+    check(  # as above, of the trainer's own engines, which generate while it waits
+        apart
+        or training % engine == 0
+        or mode_of(config) != "separate_async"
+        or not config.actor_rollout_ref.get("hybrid_engine", True),
+        f"{key}.tensor_model_parallel_size",
+        rollout.tensor_model_parallel_size,
+        f"an engine takes {engine} GPUs, and verl's separate_async has engines on the trainer's {training}, too; choose sizes that "
+        f"divide {training}",
     )
     if not apart or not _aborts(config, policy):
         return
