@@ -562,6 +562,7 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         ("algorithm.rollout_correction.rollout_is=toke", "Invalid rollout_is: toke"),
         ("trainer.logger=null", "trainer.logger=None: verl will not take it"),
         ("data.seed=abc", "data.seed='abc': must be a whole number, or null"),
+        *((f"{key}=null", f"{key}=None: must be a group of settings; leave it out") for key in ("trainer", "data")),
         ("trainer.v1.sampler=null", "trainer.v1.sampler=None: must be a group of settings; leave it out"),
         ("data.train_files=3", "data.train_files=3: must be a file, or a list of files"),
         ("+adaptive@mine=solo", "it has no effect below mine; write +adaptive=solo"),

@@ -134,6 +134,10 @@ def compose(command: Command) -> DictConfig:
     try:
         with _hydra(command):
             config = hydra_compose(command.config_name, overrides=list(command.overrides))
+    except ValueError as error:  # what Hydra makes of null for a file of settings; its message has no key
+        for group in (word.removesuffix("=null") for word in command.overrides if re.fullmatch(r"\w+=null", word)):
+            raise ConfigError(group, None, "must be a group of settings; leave it out") from error
+        raise
     except (HydraException, OmegaConfBaseException) as error:
         said, near = str(error).split("\nConfig search path")[0], _near(command)
         if near:
@@ -148,6 +152,8 @@ def compose(command: Command) -> DictConfig:
     except OmegaConfBaseException as error:
         raise _unresolved(config, error) from error
     _refuse_text(command, config)
+    if not OmegaConf.is_dict(config.get("trainer")):  # which everything asks first
+        refuse_no_group(command, config)
     return config
 
 
