@@ -103,9 +103,10 @@ def test_training_files_that_cannot_be_trained_on(examine, tmp_path) -> None:
     (row,) = hostile_rows(1)
     few = write_dataset(tmp_path / "few.parquet", hostile_rows(10))
     many = write_dataset(tmp_path / "many.parquet", [{**row, "data_source": str(i)} for i in range(65_600)])
-    (tmp_path / "some.jsonl").write_text("{}")
-    _, found = examine("+adaptive=grpo", f"data.train_files={tmp_path / 'some.jsonl'}")
-    assert any("only Parquet files are counted" in note for note in found["THE PLAN"]["notes"])
+    for name, note, prompts in (("some.json", "files are counted", None), ("some.jsonl", "of JSON lines", 640)):
+        (tmp_path / name).write_text("{}\n" * 640)
+        plan = examine("+adaptive=grpo", f"data.train_files={tmp_path / name}")[1]["THE PLAN"]
+        assert plan["prompts"] == prompts and any(note in one for one in plan["notes"])
     for path, *says in (
         *((path, f"data.train_files=['{path}']: has no rows; give") for path in (data, tmp_path / "train.jsonl")),
         (few, "only 10 prompts"),

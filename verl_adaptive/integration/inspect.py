@@ -272,7 +272,9 @@ def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     if missing:
         notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts")
     elif rows is None:
-        notes.append(f"data.train_files: only Parquet files are counted; numbers assume {STAND_IN:,} prompts")
+        notes.append(
+            f"data.train_files: only .parquet and .jsonl files are counted; numbers assume {STAND_IN:,} prompts"
+        )
     table, unread = (None, "") if rows is None else _prompts(config, adaptive.id_key)
     prompts = None if table is None else len(table)
     notes += [unread] if unread else []
@@ -326,7 +328,8 @@ def _rows(files: Any) -> tuple[int | None, list[str]]:
         prompts = sum(metadata.num_rows for metadata in found)
         refuse_own_numbers(name for metadata in found for name in metadata.schema.to_arrow_schema().names)
     except pa.ArrowException:  # JSON, or another format that verl reads
-        prompts = None if any(p.stat().st_size for p in paths) else 0
+        lines = sum(1 for path in paths for line in path.open("rb") if line.strip())
+        prompts = lines if all(path.suffix == ".jsonl" for path in paths) or not lines else None
     check(prompts != 0, "data.train_files", [str(p) for p in paths], "has no rows; give files with one prompt a row")
     return prompts, []
 
@@ -344,6 +347,8 @@ def _prompts(config: DictConfig, id_key: str | None) -> tuple[StatsTable | None,
             None,
             f"data.train_files: {size / 1e9:.0f} GB are not read; numbers take each row for a prompt of its own",
         )
+    if paths[0].suffix == ".jsonl":
+        return None, "data.train_files: of JSON lines, numbers take each row for a prompt of its own"
     try:
         for path in paths:
             keys, sources = keys_of(str(path), identity_of(config, id_key))
