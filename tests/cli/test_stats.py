@@ -164,12 +164,16 @@ def test_a_misspelt_column_is_answered_alike_wherever_it_is_named(finished, refu
 
 
 def test_a_score_that_is_no_number_is_a_lost_rollout(tmp_path, call) -> None:
-    """As in training; one in verl's rollouts made a whole folder of them unreadable."""
+    """As in training; one in verl's rollouts made a whole folder of them unreadable, and was in no account."""
     line = {"input": "q", "output": "a", "gts": "1"}
     text = "".join(json.dumps({**line, "score": score}) + "\n" for score in (1.0, float("nan"), 0.0))
     (tmp_path / "1.jsonl").write_text(text + json.dumps({**line, "input": "r", "score": float("nan")}) + "\n")
     (page,) = open_run(tmp_path).observations()
-    assert page.select(["n", "lost", "successes"]).to_pylist() == [{"n": 2, "lost": 1, "successes": 1.0}]
+    q, r = page.select(["n", "lost", "successes", "failed"]).to_pylist()
+    assert q == {"n": 2, "lost": 1, "successes": 1.0, "failed": False}
+    assert r == {"n": 0, "lost": 1, "successes": 0.0, "failed": True}
+    account = json.loads(open_run(tmp_path).steps.column("ledger")[0].as_py())["run"]["rollouts"]
+    assert account == {"generated": 4, "trained": 2, "dropped": {"lost": 2}}
     assert call("stats", tmp_path)[0] == 0
 
 

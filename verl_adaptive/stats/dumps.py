@@ -111,14 +111,15 @@ class DumpReader(JournalReader):
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
                 self.rows.setdefault(key.hex(), Row(None, str(row["input"]), str(row.get("gts", ""))))
                 self._written[step] = path.stat().st_mtime
-                if not math.isfinite(score):
+                mine = groups.setdefault((step, key), [])
+                if math.isfinite(score):
+                    mine.append((score, answer_in(str(row.get("output", "")))))
+                else:
                     lost[step, key] += 1
-                    continue
-                groups.setdefault((step, key), []).append((score, answer_in(str(row.get("output", "")))))
         rows = []
         for place, (step, key) in enumerate(sorted(groups, key=lambda group: group[0])):
-            scores, answers = zip(*groups[step, key], strict=True)
-            values, right = np.array(scores), success(np.array(scores))
+            values = np.array([score for score, _ in groups[step, key]])
+            answers, right = [answer for _, answer in groups[step, key]], success(values)
             said = self.said.setdefault(key.hex(), Said())
             said.rollouts += len(values)
             said.wrong.update(answer for answer, won in zip(answers, right, strict=True) if won < SUCCESS)
@@ -126,8 +127,13 @@ class DumpReader(JournalReader):
             row |= {"n": len(values), "successes": right.sum()}
             for name in ("signal", "reward"):
                 row |= {f"{name}_sum": values.sum(), f"{name}_sqsum": (values * values).sum()}
-            row |= {"signal_min": values.min(), "signal_max": values.max()}
-            row |= {"outcome": "trained", "failed": False, "tokens": None, "lag": None}
+            row |= {"signal_min": min(values, default=0.0), "signal_max": max(values, default=0.0)}
+            row |= {
+                "outcome": "trained" if len(values) else "failed",
+                "failed": not len(values),
+                "tokens": None,
+                "lag": None,
+            }
             row |= {"lost": lost[step, key], "clipped": None}
             rows.append(row)
         self._table = pa.Table.from_pylist(rows, schema=OBSERVATIONS)
@@ -159,13 +165,16 @@ class DumpReader(JournalReader):
 
     def lines(self) -> list[dict[str, Any]]:
         """A line a step, as a journal has them."""
-        step, n = (self._table.column(name).to_numpy() for name in ("step", "n"))
+        step, n, lost = (self._table.column(name).to_numpy() for name in ("step", "n", "lost"))
         steps, first, groups = np.unique(step, return_index=True, return_counts=True)
-        rollouts = np.add.reduceat(n, first, dtype=np.int64)
+        trained, lost = (np.add.reduceat(counts, first, dtype=np.int64) for counts in (n, lost))
+        accounts = np.stack([trained, lost, trained.cumsum(), lost.cumsum()], axis=1).tolist()
         out = []
-        for at, size, *counts in np.stack([steps, groups, rollouts, rollouts.cumsum()], axis=1).tolist():
-            accounts = zip(("step", "run"), counts, strict=True)
-            ledger = {scope: {"rollouts": {"generated": k, "trained": k}} for scope, k in accounts}
+        for at, size, counts in zip(steps.tolist(), groups.tolist(), accounts, strict=True):
+            ledger = {
+                scope: {"rollouts": {"generated": k + gone, "trained": k, "dropped": {"lost": gone}}}
+                for scope, k, gone in (("step", *counts[:2]), ("run", *counts[2:]))
+            }
             line = {"attempt": 0, "step": at, "wall_time": self._written[at], "groups": size}
             out.append({**line, "ledger": json.dumps(ledger), "scalars": "{}"})
         return out
