@@ -190,6 +190,9 @@ def test_what_verls_rollouts_do_not_say_is_null(tmp_path, call) -> None:
     assert facts(call, tmp_path, "--where", "tokens < 5")["selected"] == 0
     row = open_run(tmp_path).prompts.to_arrow().to_pylist()[0]
     assert (row["tokens"], row["tokens_per_rollout"], row["rollouts"]) == (None, None, 1)
+    assert (
+        row["retired"] is row["failures"] is None and facts(call, tmp_path, "--where", "retired == 0")["selected"] == 0
+    )
     (tmp_path / "evaluation.jsonl").write_text(json.dumps({"key": "0" * 32, "n": 2, "pass_rate": 0.5}) + "\n")
     assert facts(call, tmp_path / "evaluation.jsonl")["failed_groups"] is None
 

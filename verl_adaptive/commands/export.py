@@ -22,6 +22,7 @@ import itertools
 import json
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -111,7 +112,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _prompts(prompts: Prompts, rows: np.ndarray) -> Iterator[Any]:
     # what follows from all prompts once, not for every page
-    prompts = Prompts(prompts.table, {**prompts.further, **{name: prompts.get(name) for name in DERIVED}})
+    prompts = replace(prompts, further={**prompts.further, **{name: prompts.get(name) for name in DERIVED}})
     for begin in [0] if not len(rows) else range(0, len(rows), _BATCH):
         yield prompts.to_arrow(rows[begin : begin + _BATCH])
 

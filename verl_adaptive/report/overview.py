@@ -47,10 +47,7 @@ def overview(run: Run, *, tries: int = TRIES) -> dict[str, Any]:
         "successes": float(successes.sum()),
         "pass_rate": float(successes.sum() / max(1, int(rollouts.sum(dtype=np.int64)))) if visited.any() else None,
         "tokens": int(table.col("tokens").sum(dtype=np.uint64)) or None,  # verl's rollouts do not say
-        # results and verl's rollouts do not say which groups failed
-        "failed_groups": int(table.col("failures").sum(dtype=np.int64))
-        if run.kind in ("journal", "snapshot")
-        else None,
+        "failed_groups": None if "failures" in prompts.unknown else int(table.col("failures").sum(dtype=np.int64)),
         "tries": tries,
         "never_solved": len(prompts.where(never_solved(tries))),
         "always_solved": int(((rollouts >= tries) & (successes >= rollouts)).sum()),
@@ -65,8 +62,7 @@ def overview(run: Run, *, tries: int = TRIES) -> dict[str, Any]:
         "latest_histogram": {"bins": list(BINS), "prompts": histogram(prompts.get("last_rate"))},
         "visits_histogram": np.bincount(np.minimum(visits, 10), minlength=11).tolist(),
     }
-    unknown = {name: None for name in ("tokens", "retired") if out[name] is None}
-    unknown |= {"failures": None} if out["failed_groups"] is None else {}
+    unknown = dict.fromkeys([*prompts.unknown, *(["tokens"] if out["tokens"] is None else [])])
     out["by_source"] = {name: {**totals, **unknown} for name, totals in table.view_by_source().items()}
     if run.has_course:
         steps = run.steps

@@ -104,10 +104,12 @@ class Prompts:
     Attributes:
         table: the statistics.
         further: columns that the table does not have, by name: float64, a value for each of its first rows.
+        unknown: columns of the table that the store says nothing about.
     """
 
     table: StatsTable
     further: Mapping[str, np.ndarray] = field(default_factory=dict)
+    unknown: frozenset[str] = frozenset()
 
     def __len__(self) -> int:
         return len(self.table)
@@ -124,8 +126,8 @@ class Prompts:
         if name in DERIVED:
             return DERIVED[name][1](self)
         column = self.table.col(name).astype(np.float64)
-        if name == "tokens":
-            column[self._uncounted()] = np.nan
+        if (unsaid := self._unsaid(name)) is not None:
+            column[unsaid] = np.nan
         # The rates of visits are float32: unrounded, 7/10 is 0.69999999, which is neither 0.7 nor above it.
         return np.round(column, 6) if name in _RATES else column
 
@@ -143,11 +145,14 @@ class Prompts:
             return pa.array(self.values(name, rows), pa.string())
         stored = name in self.table.columns and name not in _RATES
         values = (self.table.col(name) if stored else self.get(name))[rows]
-        return pa.array(values, mask=self._uncounted(rows) if name == "tokens" else None, from_pandas=True)
+        return pa.array(values, mask=self._unsaid(name, rows), from_pandas=True)
 
-    def _uncounted(self, rows: np.ndarray | slice = slice(None)) -> np.ndarray:
-        """Where tokens are not known: an answer has one at least, and a store that does not count them has 0."""
-        return (self.table.col("tokens")[rows] == 0) & (self.table.col("rollouts")[rows] > 0)
+    def _unsaid(self, name: str, rows: np.ndarray | slice = slice(None)) -> np.ndarray | None:
+        """Where a column of the table is not known; None: nowhere. An answer has one token at least, and a store that does not
+        count them has 0."""
+        if name == "tokens":
+            return (self.table.col("tokens")[rows] == 0) & (self.table.col("rollouts")[rows] > 0)
+        return np.ones(len(self.table.keys[rows]), dtype=bool) if name in self.unknown else None
 
     def records(self, names: Iterable[str], rows: np.ndarray) -> list[dict[str, Any]]:
         """Some rows as dicts of these columns."""

@@ -182,8 +182,11 @@ class Run:
         """The prompts as columns: the table's, and those that follow from them."""
         from verl_adaptive.stats.prompts import Prompts  # conditions need pyarrow.compute, which is slow to import
 
-        table, _, flips, _ = self._read
-        return Prompts(table, {} if flips is None else {"flips": flips.count, "flipping": flips.flipping(table)})
+        table, retired, flips, _ = self._read
+        unknown = {"retired"} if retired is None else set()
+        unknown |= set() if self.kind in ("journal", "snapshot") else {"failures"}
+        further = {} if flips is None else {"flips": flips.count, "flipping": flips.flipping(table)}
+        return Prompts(table, further, frozenset(unknown))
 
     @cached_property
     def steps(self) -> pa.Table:
