@@ -72,6 +72,8 @@ def test_arms_are_paired_by_seed_at_the_common_cost(arms, call, tmp_path, monkey
     assert status == 0 and "c.csv written" in err and "hours" in out and "* significant" in out
     monkeypatch.setenv("COLUMNS", "80")  # as wide as a terminal is: the mark of significance was cut off
     assert re.search(r"^ solo .* ± \d\.\d{3} \* ", call(*words)[1], flags=re.M)
+    monkeypatch.setenv("COLUMNS", "56")  # cells of several words break, and numbers had lost their ends
+    assert re.search(r"^ solo +\d +\d\.\d{3} ", call(*words)[1], flags=re.M)
     rows = list(csv.DictReader((tmp_path / "c.csv").open()))
     assert len(rows) == 3 * 5 + 3 * 7 and {row["arm"] for row in rows} == {"grpo", "solo"}
     last = [row for row in rows if row["arm"] == "solo" and row["seed"] == "2"][-1]

@@ -47,7 +47,7 @@ def table(
     cut: str | None = None,
     width: int = 140,
 ) -> Table:
-    """A table. Numbers are never broken, and end in an ellipsis where there is no room; words fold.
+    """A table. Cells break at their blanks. Numbers are never broken, and end in an ellipsis where there is no room; words fold.
 
     Args:
         columns: heading and justification (``left``: words, ``right``: numbers, whose headings break at their blanks).
@@ -77,7 +77,7 @@ def table(
             justify=justify,  # type: ignore[arg-type]
             # a number without its last digits is another number: where there is no room, it must show
             overflow="ellipsis" if heading == cut or justify == "right" else "fold",
-            no_wrap=justify == "right" or heading in (cut, "key"),
+            no_wrap=heading in (cut, "key"),
             max_width=max(4, width - taken - gap) if heading == cut else None,
         )
     for row in made:
