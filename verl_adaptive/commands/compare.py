@@ -342,7 +342,9 @@ def _print_prompts(found: dict[str, Any], above: str) -> None:
     if any(f["cut"] for f in facts):
         known = [float(one.rollouts.generated) for one in ledgers if one is not None]
         apart = len(known) == 2 and abs(known[0] - known[1]) > 0.1 * max(known)
-        out.print(f"{'Not' if apart else 'Both'} at equal rollouts; --whole takes the runs as they are.")
+        out.print(
+            f"{'Not at equal rollouts' if apart else 'Both at equal rollouts, to a whole step'}; --whole takes the runs as they are."
+        )
 
     def row(label: str, values: Sequence[Any], form: Any = number) -> list[tuple[str, ...]]:
         a, b = values
