@@ -17,6 +17,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.policy import find_part
 from verl_adaptive.roles.answers import compute
 from verl_adaptive.samplers.epoch import Epoch
+from verl_adaptive.stats.table import Column
 
 
 def first(self: Any, rows: np.ndarray, planned: Any, progress: Any) -> np.ndarray:
@@ -68,6 +69,8 @@ FAULTS: dict[str, Case] = {
         end_step=lambda self, _: self.table.col("visits").fill(0),
     ),
     "Columns": gate(r"bind fails: ValueError: column a .*; write Column\('f4', 0\)", columns={"a": "f4"}),
+    "Type": gate("bind fails: ValueError: column a: data type 'x9'", columns={"a": Column("x9", 0)}),
+    "Unmade": gate("Unmade.__init__ must call super", __init__=lambda self, options: None),
     "Bare": pool(r"pick must answer Pick\(rows\)", pick=lambda self, rows, k, _: rows[:k]),
     "Twice": pool("picks a prompt twice", pick=lambda self, rows, k, _: Pick(np.repeat(rows[:1], k))),
     "Beyond": pool("row 900, which is not in the pool", pick=lambda self, rows, k, _: Pick(np.arange(k) + 900)),

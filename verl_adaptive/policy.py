@@ -384,7 +384,7 @@ def make_part(role: str, chosen: Mapping[str, Any]) -> Role:
     name = options.pop("name")
     part = find_part(role, name)
     try:
-        return part(_own_options(role, name, part, options) if ":" in name else options)
+        made = part(_own_options(role, name, part, options) if ":" in name else options)
     except AdaptiveError:
         raise
     except Exception as error:
@@ -393,6 +393,9 @@ def make_part(role: str, chosen: Mapping[str, Any]) -> Role:
             name,
             f"making a {part.__name__} of its options fails: {type(error).__name__}: {error}",
         ) from error
+    hint = f"{part.__name__}.__init__ must call super().__init__(options)"
+    check(hasattr(made, "config"), f"adaptive.{role}.name", name, hint)
+    return made
 
 
 def build_policy(config: AdaptiveConfig) -> Policy:

@@ -142,10 +142,14 @@ class StatsTable:
         """
         if not namespace:
             raise ValueError("a policy's columns need a namespace")
+        wanted: dict[str, Column] = {}
         for name, column in columns.items():
             if not isinstance(column, tuple):  # "f4" would be type f, default 4
                 raise ValueError(f"column {name} is declared as {column!r}; write Column({column!r}, 0)")
-        wanted = {f"{namespace}.{name}": Column(*column).normal() for name, column in columns.items()}
+            try:
+                wanted[f"{namespace}.{name}"] = Column(*column).normal()
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"column {name}: {error}") from error
         for name, column in wanted.items():
             have = self._columns.get(name)
             if have is not None and not have.same(column):
