@@ -61,11 +61,11 @@ class _Run:
         return [self.step(k) for k in range(first, last + 1) if not self.engine.finished]
 
 
-def _same(one: list[Any], two: list[Any]) -> None:
-    """Two runs asked for the same, round by round; of whole runs pytest would look for the difference for a minute."""
+def _same(one: list[Any], two: list[Any], of: str = "round") -> None:
+    """Two runs did the same, one by one; of whole runs pytest would look for the difference for minutes."""
     assert len(one) == len(two)
     for number, (a, b) in enumerate(zip(one, two, strict=True)):
-        assert a == b, f"round {number}"
+        assert a == b, f"{of} {number}"
 
 
 @pure
@@ -132,7 +132,7 @@ class SamplerConformance(PartConformance):
     def test_arrival_order_does_not_matter(self) -> None:
         one, two = self._whole(), self._run(reverse=True)
         two.go(1, self.steps)
-        assert one.trained == two.trained
+        _same(one.trained, two.trained, "step")
 
     def test_row_numbers_do_not_matter(self) -> None:
         """Decisions depend on keys and on the names of data sources: the same data set in a table that met its prompts in another
