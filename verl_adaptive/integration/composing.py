@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import difflib
+import functools
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 from typing import Any, NoReturn
 
@@ -173,8 +174,16 @@ def _refuse_unknown(command: Command, said: str) -> None:
 
 def _plain(command: Command) -> DictConfig:
     """The configuration without overrides, but for Hydra's own: they say where to find it."""
+    own = tuple(word for word in command.overrides if word.startswith("hydra."))
+    folder = os.path.abspath(command.config_dir) if command.config_dir else None
+    return _defaults(replace(command, overrides=own, program=None, config_dir=folder))
+
+
+@functools.cache
+def _defaults(command: Command) -> DictConfig:
+    """Hydra takes a second for them, as long as for the line itself; each check and each line asks for the same."""
     with _hydra(command):
-        return hydra_compose(command.config_name, overrides=[o for o in command.overrides if o.startswith("hydra.")])
+        return hydra_compose(command.config_name, overrides=list(command.overrides))
 
 
 def _unresolved(config: DictConfig, error: OmegaConfBaseException) -> AdaptiveError:
