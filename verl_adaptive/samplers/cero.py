@@ -129,7 +129,7 @@ class Cero(Sampler):
         self.spent = 0  # units of the budget
         self.zero_rounds = self.caught_up = self.rechecked = 0
         self.peak = 0.0  # most units ahead of the even pace
-        self._follows_plan = True
+        self._as_planned = True
         self._pool: np.ndarray | None = None
         self._plan: _Plan | None = None  # of round k
         self._in_hand: _Plan | None = None  # of the step under way
@@ -141,11 +141,11 @@ class Cero(Sampler):
         hint = "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false"
         check(not config.refill, "adaptive.refill", config.refill, hint)
         allocator, n = policy.allocator, policy.allocator.option("n")
-        self._follows_plan = allocator.fixed_size(1) is not None
+        self._as_planned = allocator.fixed_size(1) is not None
         hint = (
             "adaptive/sampler=cero plans g·n_max rollouts a prompt; leave it null and set adaptive.sampler.g and n_max"
         )
-        check(not self._follows_plan or n is None, "adaptive.allocator.n", n, hint)
+        check(not self._as_planned or n is None, "adaptive.allocator.n", n, hint)
         hint = (
             "it holds groups for the next step, but adaptive/sampler=cero learns from a round before it plans the "
             "next; use its on-policy form, or adaptive/allocator=fixed"
@@ -312,7 +312,7 @@ class Cero(Sampler):
         self.caught_up += plan.forced
         self.rechecked += plan.rechecked
         self.col("seen")[rows] = self.round
-        if not self._follows_plan:
+        if not self._as_planned:
             # The allocator tops up as it likes: the run's budget is then the step's ceiling.
             ceiling = progress.planned + self.left * self.g
             progress.cap = ceiling if progress.cap is None else min(progress.cap, ceiling)
@@ -328,7 +328,7 @@ class Cero(Sampler):
         plan, self._in_hand = self._in_hand, None
         if plan is None:
             return
-        if not self._follows_plan:
+        if not self._as_planned:
             plan.executed = -(-progress.planned // self.g)
         self._close_round(plan)
         self._look_ahead()
