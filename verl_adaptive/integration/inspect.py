@@ -307,8 +307,6 @@ def _first_round(plan: RunPlan) -> int:
 
 
 def _paths(files: Any) -> list[Path]:
-    if not files:
-        return []
     names = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
     check(all(isinstance(name, str) for name in names), "data.train_files", files, "must be a file, or a list of files")
     return [Path(os.path.expanduser(name)) for name in names]
@@ -321,8 +319,8 @@ def _rows(files: Any) -> tuple[int | None, list[str]]:
 
     paths = _paths(files)
     missing = [str(p) for p in paths if not p.is_file()]
-    if missing or not paths:
-        return None, missing or ["(none given)"]
+    if missing:
+        return None, missing
     try:
         found = [pq.read_metadata(p) for p in paths]
         prompts = sum(metadata.num_rows for metadata in found)
