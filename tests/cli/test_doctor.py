@@ -214,6 +214,10 @@ def test_configurations_of_the_users_own(tmp_path, call) -> None:
     words = (f"--config-path={tmp_path}", "--config-name", "whole")
     status, out, _ = call("doctor", "--", *words, *MINIMAL, "hydra.searchpath=[pkg://verl.trainer.config]")
     assert status == 0 and "mine: sampler=greso" in out, out
+    (tmp_path / "plain.yaml").write_text("defaults: [ppo_trainer, _self_]\nadaptive: solo\n")
+    words = (f"--config-path={tmp_path}", "--config-name", "plain", *MINIMAL, "adaptive.seed=1")
+    out = call("doctor", "--", *words, "hydra.searchpath=[pkg://verl.trainer.config]")[1]
+    assert "adaptive=solo: this is a plain value, not a preset" in " ".join(out.split()), out
 
 
 @pytest.mark.parametrize(

@@ -172,16 +172,16 @@ def _refuse_unknown(command: Command, said: str) -> None:
         raise Misspelt(f"{key}: verl {version('verl')} has no such key; did you mean {near[0]}?")
 
 
-def _plain(command: Command) -> DictConfig:
-    """The configuration without overrides, but for Hydra's own: they say where to find it."""
-    own = tuple(word for word in command.overrides if word.startswith("hydra."))
+def _plain(command: Command, choices: Sequence[str] = ()) -> DictConfig:
+    """The configuration with these overrides alone, and Hydra's own: they say where to find it."""
+    own = (word for word in command.overrides if word.startswith("hydra."))
     folder = os.path.abspath(command.config_dir) if command.config_dir else None
-    return _defaults(replace(command, overrides=own, program=None, config_dir=folder))
+    return _composed(replace(command, overrides=(*own, *choices), program=None, config_dir=folder))
 
 
 @functools.cache
-def _defaults(command: Command) -> DictConfig:
-    """Hydra takes a second for them, as long as for the line itself; each check and each line asks for the same."""
+def _composed(command: Command) -> DictConfig:
+    """Hydra takes a second for verl's defaults, as long as for the line itself; each check and each line asks for the same."""
     with _hydra(command):
         return hydra_compose(command.config_name, overrides=list(command.overrides))
 
@@ -289,14 +289,13 @@ def _near_keys(command: Command, choices: list[str], keys: list[str]) -> list[st
     if not keys:
         return []
     try:
-        with _hydra(command):
-            made = hydra_compose(command.config_name, overrides=choices)
+        made = _plain(command, choices)
     except (HydraException, OmegaConfBaseException):  # something else is wrong: the caller's error says what
         return []
     if "adaptive" not in made:
         return [f"{key}: no preset is chosen; write +adaptive=<preset> before it" for key in keys]
     if not OmegaConf.is_config(made.adaptive):
-        return []
+        return [f"adaptive={made.adaptive}: {guard.not_a_preset(made.adaptive)}"]
     chosen = OmegaConf.to_container(made.adaptive)
     for role in KINDS:
         for word in command.overrides:
