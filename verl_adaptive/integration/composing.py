@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
+from importlib.util import find_spec
 from typing import Any, NoReturn
 
 from hydra import compose as hydra_compose
@@ -20,15 +21,6 @@ from omegaconf.errors import OmegaConfBaseException
 from verl_adaptive.errors import AdaptiveError, ConfigError, Misspelt, RefusedByVerl, nearest
 from verl_adaptive.integration import guard
 from verl_adaptive.policy import KINDS, option_hint
-
-
-def _config_folder() -> str:
-    from importlib.util import find_spec
-
-    spec = find_spec("verl")
-    if spec is None or not spec.submodule_search_locations:
-        raise AdaptiveError("verl is not installed")
-    return os.path.join(spec.submodule_search_locations[0], "trainer", "config")
 
 
 @dataclass(frozen=True)
@@ -99,20 +91,20 @@ def _hydra(command: Command) -> Iterator[Any]:
     from hydra.core.config_search_path import SearchPathQuery
     from hydra.core.global_hydra import GlobalHydra
 
-    program = os.path.join(os.path.dirname(_config_folder()), "main_ppo.py")
+    verl = find_spec("verl")
+    assert verl is not None and verl.submodule_search_locations  # else doctor asks nothing of it
+    program = os.path.join(verl.submodule_search_locations[0], "trainer", "main_ppo.py")
     search_path = create_automatic_config_search_path(program, None, command.config_path)
     if command.config_dir is not None:
         folder = os.path.abspath(command.config_dir)
         if not os.path.isdir(folder):
             raise AdaptiveError(f"--config-dir={command.config_dir}: there is no such folder")
         search_path.prepend("command-line", f"file://{folder}", SearchPathQuery(provider="schema"))
-    held = GlobalHydra.instance().hydra
-    GlobalHydra.instance().clear()
     hydra_version.setbase(None)
     try:
         yield Hydra.create_main_hydra2(task_name="main_ppo", config_search_path=search_path).config_loader
     finally:
-        GlobalHydra.instance().hydra = held
+        GlobalHydra.instance().clear()
 
 
 def group_options(group: str = "adaptive", command: Command = Command()) -> list[str]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import sys
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import replace
@@ -156,26 +155,24 @@ def validate_as_verl(config: DictConfig) -> list[str]:
 
     config, remarks = _without_lora(config)
     reference, critic = need_reference_policy(config), has_critic(config)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # training shows them
-        try:
-            # It opens the critic's model alone: one that is named as on the hub, half a minute at a time without a network.
-            with _no_wait_for_the_hub() if critic else nullcontext():
-                validate_config(config, use_reference_policy=reference, use_critic=critic)
-        except InstantiationException as error:
-            # Of all models only the critic's is opened before the workers start. Training may run where it can be.
-            if not (critic and isinstance(error.__cause__, OSError)):
-                raise
-            validate_config(config, use_reference_policy=reference, use_critic=False)
-            name = config.critic.model.path
-            remarks.append(
-                f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"
-            )
-        omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as workers do, once the models are loaded
-        v1 = config.trainer.v1  # as its trainers do, once Ray has started
-        ReplayBuffer("sync", {}, v1.sampler.max_off_policy_threshold, v1.sampler.max_off_policy_strategy, {})
-        if lends := v1.separate_async.get("hybrid_rollout"):
-            omega_conf_to_dataclass(lends)
+    try:
+        # It opens the critic's model alone: one that is named as on the hub, half a minute at a time without a network.
+        with _no_wait_for_the_hub() if critic else nullcontext():
+            validate_config(config, use_reference_policy=reference, use_critic=critic)
+    except InstantiationException as error:
+        # Of all models only the critic's is opened before the workers start. Training may run where it can be.
+        if not (critic and isinstance(error.__cause__, OSError)):
+            raise
+        validate_config(config, use_reference_policy=reference, use_critic=False)
+        name = config.critic.model.path
+        remarks.append(
+            f"critic.model.path={name}: cannot be opened here, so verl's own check of the critic was left out"
+        )
+    omega_conf_to_dataclass(config.actor_rollout_ref.rollout)  # as workers do, once the models are loaded
+    v1 = config.trainer.v1  # as its trainers do, once Ray has started
+    ReplayBuffer("sync", {}, v1.sampler.max_off_policy_threshold, v1.sampler.max_off_policy_strategy, {})
+    if lends := v1.separate_async.get("hybrid_rollout"):
+        omega_conf_to_dataclass(lends)
     return remarks
 
 

@@ -74,5 +74,4 @@ def _either(verls: Any, mode: str) -> Any:
             return (verls if config.get("adaptive") is None else trainer_class(mode))(config)
 
     Either.__name__, Either.__qualname__, Either.__module__ = verls.__name__, verls.__qualname__, verls.__module__
-    Either.__doc__ = verls.__doc__
     return Either
