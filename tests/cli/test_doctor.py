@@ -127,7 +127,7 @@ def test_an_id_that_no_row_has(examine, tmp_path) -> None:
     assert examine(*words, "adaptive.id_key=extra_info.nothing", *own)[0] == 0
 
 
-def test_rows_that_repeat_a_prompt_are_counted_as_training_counts_them(examine, tmp_path) -> None:
+def test_rows_that_repeat_a_prompt_are_counted_as_training_counts_them(examine, tmp_path, monkeypatch) -> None:
     """By them the groups of a preset of one rollout a prompt are sized, and a resume under another size is refused."""
     rows = hostile_rows(100)
     data = write_dataset(
@@ -137,6 +137,9 @@ def test_rows_that_repeat_a_prompt_are_counted_as_training_counts_them(examine, 
     plan = examine(*words)[1]["THE PLAN"]
     assert (plan["prompts"], plan["n"]) == (100, 4)
     assert examine(*words, "adaptive.id_key=extra_info.index")[1]["THE PLAN"]["n"] == 1
+    monkeypatch.setattr(inspect, "_READ", 0)
+    plan = examine(*words)[1]["THE PLAN"]
+    assert (plan["prompts"], plan["n"]) == (400, 1) and "GB are not read" in " ".join(plan["notes"])
 
 
 def test_prompts_that_verl_will_drop_are_not_counted_out(examine, call, tmp_path) -> None:
@@ -201,6 +204,8 @@ def test_hydras_own_options_among_the_overrides() -> None:
     """Hydra itself says that it does not recognize what follows them."""
     with pytest.raises(AdaptiveError, match=r"arguments: \+adaptive=mine; .* --config-dir, go before all overrides"):
         composing.Command.parse(["trainer.nnodes=1", "--config-dir", "conf", "+adaptive=mine"])
+    with pytest.raises(AdaptiveError, match="--config-dir=/no/conf: there is no such folder"):
+        composing.compose(composing.Command(config_dir="/no/conf"))
 
 
 def test_configurations_of_the_users_own(tmp_path, call) -> None:
@@ -286,9 +291,9 @@ def test_a_warm_start_is_read(examine, tmp_path) -> None:
     ("overrides", "check", "says"),
     [
         (("+adaptive=greso", "+adaptive.sampler.p_eazy=0.3"), "validate", "did you mean adaptive.sampler.p_easy"),
-        (("trainer.nnodes=1",), "validate", "no preset"),
+        (("trainer.use_v1=false",), "validate", "no preset"),
         (("+adaptive=greso", "trainer.device=cpu"), "platform", "VERL_PLATFORM"),
-        (("+adaptive=greso", "x y"), "compose", "x y"),
+        (("+adaptive=greso", "+adaptive.sampler.mine=1", "x y"), "compose", "x y"),
         # what was meant
         (("+adaptive=gres",), "compose", "adaptive=gres: did you mean greso?"),
         (("+adaptive=zzz",), "compose", "adaptive=zzz: there are aero, cero, dapo"),
@@ -504,6 +509,7 @@ def test_what_is_not_here_is_not_affirmed(examine, tmp_path) -> None:
     status, found = examine(*words)
     said = " ".join(found["THE PLAN"]["notes"])
     assert status == 0
+    assert re.search(r"data\.train_files: not found here: \S+; numbers assume 20,000 prompts", said)
     assert "not looked at: data.val_files=/no/val.parquet, actor_rollout_ref.model.path=/no/model" in said
     assert "here.py" not in said and "far" not in said
 
@@ -529,8 +535,9 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
     status, found = examine(*words)
     assert status == 0 and found["THE PLAN"]["cost"]["grpo_step"] == 64 * 16
     assert "critic.model.path=/no/critic: cannot be opened here" in " ".join(found["THE PLAN"]["notes"])
-    status, found = examine(*words, "data.train_batch_size=8")
-    assert status == 1 and found["validate"]["status"] == "fail"  # the rest is still looked at
+    sampled = ("actor_rollout_ref.rollout.temperature=0", "actor_rollout_ref.rollout.val_kwargs.do_sample=true")
+    status, found = examine(*words, *sampled)  # what verl looks at after the critic
+    assert status == 1 and "validation gen temperature should be greater than 0" in found["validate"]["detail"]
 
 
 @pytest.mark.parametrize(
@@ -544,6 +551,10 @@ def test_a_critic_that_cannot_be_opened_here(examine) -> None:
         (
             "trainer.experiment_name=${oc.env:NOPE}",
             "trainer.experiment_name='${oc.env:NOPE}': the environment variable",
+        ),
+        (
+            "data.val_files=${data.nope}",
+            "data.val_files='${data.nope}': cannot be resolved: Interpolation key 'data.nope'",
         ),
         ("data.tran_batch_size=64", "has no such key; did you mean data.train_batch_size?"),
         ("trainer.save_freq=abc", "trainer.save_freq='abc': must be a number"),

@@ -110,9 +110,10 @@ def test_the_program_that_reads_presets_goes_on(tmp_path) -> None:
         ("{adaptive: greso}", "", "trainer.use_v1=false", "auto", "+adaptive=greso: trainer.use_v1=False"),
         ("_self_", "adaptive: solo", "", "none", "`- adaptive: solo` in the defaults list"),
         ("_self_", "adaptive: solo", "", "auto", "`- adaptive: solo` in the defaults list"),
+        ("{adaptive@algorithm: solo}", "", "", "auto", "+adaptive@algorithm=solo: it has no effect below algorithm"),
         ("{adaptive: grpo}, {adaptive/platform: cpu}", "", "", "auto", "trainer.device=cpu needs VERL_PLATFORM=cpu"),
     ],
-    ids=["a preset", "a plain value, no plugin", "a plain value", "a platform"],
+    ids=["a preset", "a plain value, no plugin", "a plain value", "a misplaced preset", "a platform"],
 )
 def test_what_a_file_of_the_users_says_is_refused_too(chosen, more, word, plugins, says, tmp_path, forked) -> None:
     (tmp_path / "mine.yaml").write_text(f"defaults: [ppo_trainer, {chosen}]\n{more}\n")
@@ -162,6 +163,7 @@ def test_any_key_that_begins_like_ours_is_taken_for_ours_beside_a_preset() -> No
     "word",
     [
         "+adaptive=greso",
+        "+adaptive/sampler=cero",
         "+adaptive/sampler@adaptive.sampler=cero",
         "+adaptive/platform@_global_=cpu",
         "+adaptive.allocator.mine=1",
@@ -172,9 +174,7 @@ def test_any_key_that_begins_like_ours_is_taken_for_ours_beside_a_preset() -> No
     ],
 )
 def test_keys_that_are_not_misspelt(word) -> None:
-    from verl_adaptive.integration import plugin
-
-    plugin._refuse_misread(["main_ppo", word])
+    assert guard.misread(["main_ppo", word]) == ""
 
 
 #: A program like verl-recipe's SPIN: it composes verl's configuration and trains with a loop of its own.

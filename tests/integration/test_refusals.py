@@ -24,10 +24,11 @@ from verl_adaptive import Advantage
 from verl_adaptive.advantages.verl import COMPARING
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import AdaptiveError, ConfigError, Exhausted
-from verl_adaptive.integration import checks, compat, composing, guard, plugin
+from verl_adaptive.integration import checks, compat, composing, guard, plugin, register
 from verl_adaptive.integration.async_client import NothingLeft
 from verl_adaptive.integration.checks import why_not_skip_zero, zero_rows
-from verl_adaptive.integration.compared_settings import differences
+from verl_adaptive.integration.compared_settings import LOGGED, differences
+from verl_adaptive.integration.inspect import _try_words
 from verl_adaptive.integration.minibatches import MinibatchMixin
 from verl_adaptive.integration.notes import BYPASS_LOSS
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
@@ -110,6 +111,18 @@ def test_groups_of_another_size_in_another_mode_are_no_other_policy():
     assert plans[0].n < plans[1].n and differences(plans[0].settings, plans[1].settings)[0] == []
 
 
+def test_what_a_resumed_run_may_change_is_said_and_accepted():
+    """docs/store.md lists it."""
+    limits = "max_rounds=3 max_rollouts_per_step=512 total_rollouts=999 on_exhausted=raise skip_zero_advantage=false"
+    other = " ".join(f"adaptive.{word}" for word in limits.split())
+    saved, now = (
+        RunPlan.of(composed("+adaptive=dapo", words)).settings
+        for words in ("", f"{other} {COLOCATE} data.shuffle=false algorithm.adv_estimator=rloo")
+    )
+    policy, hard, soft = differences(saved, now)
+    assert policy == hard == [] and {said.partition(" was ")[0] for said in soft} == LOGGED
+
+
 def test_the_command_line_wins_over_the_preset():
     config = composing.compose(composing.Command(("algorithm.adv_estimator=grpo", "+adaptive=aero")))
     assert config.algorithm.adv_estimator == "grpo"
@@ -140,14 +153,15 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         "+adaptive=greso algorithm.norm_adv_by_std_in_grpo=false algorithm.use_kl_in_reward=true",
         "+adaptive=greso actor_rollout_ref.rollout.calculate_log_probs=false",
         "+adaptive=solo algorithm.norm_adv_by_std_in_grpo=false algorithm.use_kl_in_reward=true",
+        "+adaptive=solo actor_rollout_ref.actor.kl_loss_type=none algorithm.kl_penalty=none",  # nobody asks for a penalty
         # a baseline of its own, which compares with nobody
         "+adaptive=solo adaptive.allocator.n=4 adaptive/filter=aero adaptive.filter.keep_degenerate=1 "
         "algorithm.use_kl_in_reward=true",
         "+adaptive=dapo adaptive/filter=aero adaptive.filter.keep_degenerate=1 algorithm.use_kl_in_reward=true "
         "algorithm.adv_estimator=reinforce_plus_plus",
         # the preset's file names its own advantage's estimator, which nobody wrote
-        "+adaptive=aero adaptive/advantage=memory",
-        "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4",
+        "+adaptive=aero adaptive/advantage=memory algorithm.adv_estimator=adaptive_beta",
+        "+adaptive=solo adaptive/advantage=beta adaptive.allocator.n=4 algorithm.adv_estimator=adaptive_memory",
         f"{TAKEN}:Own algorithm.adv_estimator=test_own",  # as a preset's file of one's own names it
         "+adaptive=dapo adaptive/filter=keep_all",  # plain parts, and a preset's name: somebody chose them
         "+adaptive.name=mine",
@@ -175,7 +189,9 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
     ids=str,
 )
 def test_passes(overrides):
-    run_checks(overrides)
+    config = composed(overrides)
+    RunPlan.of(config)
+    _try_words(config)
 
 
 REFUSED = rf"""
@@ -300,6 +316,10 @@ REFUSED = rf"""
     reward_kwargs\.max_resp_len=8: .*write \+reward\.reward_kwargs\.max_resp_len
 +adaptive=greso actor_rollout_ref.actor.ppo_mini_batch_size=6
     must divide data.train_batch_size=16
++adaptive=sao algorithm.adv_estimator=gae critic.ppo_mini_batch_size=6
+    critic\.ppo_mini_batch_size=6: must divide 16
++adaptive=greso skip.rollout_tq.enable=true
+    rollout_tq\.enable=True: recorded rollouts bypass the policy; set it to false
 +adaptive=aero algorithm.adv_estimator=rloo
     adaptive/advantage=verl
 +adaptive=cero adaptive.refill=true
@@ -467,6 +487,7 @@ OTHER_LOSSES = [
     ),
 ]
 MUST_KEEP = [
+    ("distillation.enabled=true", "distillation acts on every row"),
     ("algorithm.adv_estimator=gae", "the critic learns from every row"),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=clip_cov", "looks at every row"),
     ("actor_rollout_ref.actor.policy_loss.loss_mode=geo_mean", "looks at every row"),
@@ -531,7 +552,7 @@ def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
         compat.check_verl("sync", demanding)
 
 
-def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others():
+def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others(monkeypatch):
     lacking = (*compat.NAMES, compat.Name("verl.trainer.ppo.utils", "gone", (), "waiting", modes=("separate_async",)))
     with pytest.raises(AdaptiveError, match=r"trainer_mode=separate_async:\n.*gone.*\n.*=sync or colocate_async"):
         compat.check_verl("separate_async", lacking)
@@ -539,6 +560,9 @@ def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others():
         compat.check_verl(mode, lacking)
     (said,), _ = compat.lacks(lacking)
     assert said.endswith("needed for waiting in separate_async")
+    monkeypatch.setattr(compat, "lacks", lambda *_: ([said], []))
+    with pytest.raises(AdaptiveError, match="gone is missing"):
+        register.trainer_class.__wrapped__("separate_async")
 
 
 def test_a_name_with_a_stand_in_is_said_and_not_refused():
