@@ -77,6 +77,9 @@ class GroupTracker:
         self.ledger.tokens.generated += int(results.tokens.sum()) + spoilt_tokens
         self.ledger.rollouts.drop("lost", spoilt)
         self.ledger.tokens.drop("lost", spoilt_tokens)
+        if not len(self.open):  # a simulation asks thousands of times, and most policies never have any
+            self._cut = results.submission[:0]
+            return results
         known = np.isin(results.submission, self.open.submission)
         self._cut = results.submission[known & (results.lost > 0)]
         waiting = np.isin(self.open.submission, results.submission)
