@@ -211,7 +211,7 @@ def test_a_wrong_answer_is_told_in_the_first_step(name) -> None:
     with pytest.raises(AdaptiveError, match=FAULTS[name][2]) as caught:
         engine, world = make_engine(**at(name), M=40, p=np.tile([0.0, 0.5], 20))
         run_step(engine, world, 1)
-    assert name.lower() in str(caught.value)
+    assert name.lower() in str(caught.value).lower()
 
 
 @pytest.mark.parametrize("name", ["Counts", "Forgets", "Unsaid", "Negative", "Endless", "Kept"])
