@@ -161,8 +161,7 @@ def test_a_steps_rows_in_minibatches_with_the_tokens_of_those_left_out(monkeypat
         masks.update(zip(keys, fields["loss_mask"].unbind(), strict=True))
 
     # the rows' masks alone, without workers or a Ray; on the real queue and ranks this is tests/e2e's
-    queue = MagicMock(kv_batch_put=put)
-    queue.kv_batch_get = lambda keys, **_: {"loss_mask": [masks[key] for key in keys]}
+    queue = SimpleNamespace(kv_batch_put=put, kv_batch_get=lambda keys, **_: {"loss_mask": [masks[k] for k in keys]})
     monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
     there = [key for key, trains in done.sequences if trains]
     tags = [{"seq_len": 5 + i, "response_len": 3} for i in range(len(there))]
@@ -181,7 +180,8 @@ def test_padding_is_short_where_every_engine_takes_it(role, monkeypatch):
     if role is not None:
         OmegaConf.update(trainer.config, f"{role}.strategy", "megatron")
     trainer.processor, trainer.tokenizer = None, SimpleNamespace(eos_token_id=7)
-    queue = MagicMock(kv_batch_get=lambda **_: [dict(TEXT)])
+    # a row to copy; on the real queue this is tests/e2e's
+    queue = SimpleNamespace(kv_batch_get=lambda **_: [dict(TEXT)])
     monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
     _, tag = trainer._padding_row(KVBatchMeta(partition_id="train", keys=["a_0_0"], tags=[{"seq_len": 9}]))
     assert tag["seq_len"] == (SYNTHETIC_PADDING_SEQ_LEN if role else 2)

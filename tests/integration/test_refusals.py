@@ -560,7 +560,7 @@ def test_what_a_mode_lacks_refuses_that_mode_and_names_the_others(monkeypatch):
         compat.check_verl(mode, lacking)
     (said,), _ = compat.lacks(lacking)
     assert said.endswith("needed for waiting in separate_async")
-    monkeypatch.setattr(compat, "lacks", lambda *_: ([said], []))
+    monkeypatch.setattr(compat, "lacks", lambda *_: ([said], []))  # as of a verl that is not here
     with pytest.raises(AdaptiveError, match="gone is missing"):
         register.trainer_class.__wrapped__("separate_async")
 

@@ -33,8 +33,8 @@ class GroupTracker:
         open: groups that wait for a top-up, or for a decision about one; in submission order.
         held: groups kept for a later step's top-up; in submission order.
         held_since: int64 ``(H,)``, the step each was held in.
-        gone: groups open when the run was interrupted, of prompts that have left the data set since, or held by an allocator
-            whose place another one has taken that recalls none.
+        gone: groups open when the run was interrupted, of prompts that have left the data set since, or held where an allocator,
+            or a trainer, has come that recalls none.
         behind: groups that another trainer mode had ready when the run was interrupted: reviewed, and learned from.
         closed: what was closed in this step.
         ledger, total: the account of the step and of the run.
