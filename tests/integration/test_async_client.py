@@ -19,6 +19,7 @@ from transfer_queue import KVBatchMeta
 
 from tests.integration.common import left, listed
 from tests.integration.test_sync_client import BATCH, N, Workers, engine_on_rows, requests_of, rollouts_of
+from tests.integration.test_sync_client import client_of as sync_client_of
 from tests.world import POLICIES, config_of
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
@@ -204,6 +205,31 @@ def test_a_restart_loses_and_repeats_nothing(clean, preset, stream):
     second.stop()
     waiting = other.engine.tracker.open.rollouts
     assert table.col("rollouts").sum() + waiting == other.engine.total.rollouts.generated >= rollouts
+
+
+@pytest.mark.parametrize("stream", STREAMS)
+def test_groups_that_sync_held_are_gone_in_an_asynchronous_trainer_and_leave_no_rows(clean, stream):
+    """It tops up while it goes on, and recalls nothing: their rollouts count, and train nothing."""
+    pilots = {**POLICIES["pilot_commit"], "allocator": {"name": "pilot_commit", "form": "pipelined"}}
+    before = sync_client_of(Workers(), **pilots)
+    for _ in range(2):
+        before.start()
+        tq.kv_clear(keys=before.complete().keys, partition_id="train")
+    held = before.engine.held
+    assert len(held) and len(left()) > held.rollouts  # prompts and outputs, as a snapshot brings them back
+    state, own = copy.deepcopy(before.engine.state_dict()), copy.deepcopy(before.state_dict())
+
+    client = client_of(workers := SlowWorkers(), STREAMS[stream], table=before.engine.table, **pilots)
+    client.engine.load_state_dict(state)
+    client.load_state_dict(own)
+    assert not left() and not client.queue._groups
+    client.step = 2
+    result = one_step(client)
+    account, closed = result.ledger.rollouts, result.groups.submission[result.outcome == "gone"]
+    assert sorted(closed) == sorted(held.submission) and account.dropped["gone"] == held.rollouts
+    assert account.generated + held.rollouts == account.trained + account.dropped_in_all + account.held
+    nothing_but_open_groups_is_left(client)
+    workers.stop()
 
 
 def test_a_restart_does_not_wait_for_a_top_up_that_had_lost_everything(queue):
