@@ -1263,6 +1263,21 @@ def test_what_prompts_that_left_the_data_set_had_paid_leaves_aeros_pool():
     assert again._unspent == engine._unspent - 4 * gone
 
 
+def test_the_pool_of_an_allocator_that_is_gone_cuts_no_top_up():
+    """``resume.allow=[policy]``: pilots in the band were dropped by the thousand, for want of what AERO's prompts had paid."""
+    setting = {"p": np.full(400, 0.5), "async_facts": AsyncFacts(warmup=24)}
+    engine, world = make_async_engine(allocator="aero", **setting)
+    arrivals = Arrivals(world)
+    for step in (1, 2):
+        arrivals.step(engine, step)
+    before, pilots = engine._submission, {**ON_POLICY, "lower": 0.0, "upper": 0.0}
+    again, _ = make_async_engine(allocator=pilots, filter="band", **setting, world=world, table=engine.table)
+    again.load_state_dict(engine.state_dict())
+    for step in range(3, 7):
+        result = arrivals.step(again, step)
+        assert result.trained[result.groups.submission >= before].all()
+
+
 @pytest.mark.parametrize("refill", [False, True])
 def test_aeros_pool_is_paid_by_the_prompts_that_the_cap_lets_through(refill):
     """The others were credited as well, in each step that asked for them anew."""

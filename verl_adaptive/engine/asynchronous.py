@@ -416,7 +416,9 @@ class AsyncEngine(Engine):
             zip(np.asarray(mine["born_submission"]).tolist(), np.asarray(mine["born_step"]).tolist(), strict=True)
         )
         paid = zip(self._born, np.asarray(mine["paid"]).tolist(), strict=True)
-        self._paid = {submission: amount for submission, amount in paid if amount >= 0}
+        # Another allocator may have come, which has no pool: the old one's would cut its top-ups.
+        pool = answers.fund(self.policy.allocator, Requests.none().n, None) is not None
+        self._paid = {submission: amount for submission, amount in paid if pool and amount >= 0}
         for groups in (self.flight, waiting, ready):
             groups.index = self.prompt_source.found(groups.row, groups.index)
         self.ready = Closed.of(ready, "trained", np.asarray(mine["ready_trains"], dtype=bool))
