@@ -338,6 +338,10 @@ def test_pilots_commit_as_long_as_the_batch_has_places() -> None:
     assert engine.receive(last) is None  # four lower ones may yet take all places
     first = engine.receive(groups.select(inside[:1]))
     assert first.submission.tolist() == [int(inside[0])]  # a place is sure
+    engine, world = make_engine("epoch", {**ON_POLICY, "lower": 0.0, "upper": 0.0}, **options)
+    groups = world.roll(engine.begin(1))
+    engine.receive(world.roll(engine.receive(groups.select(np.array([0])))))
+    assert engine.receive(groups.select(np.array([4]))) is None  # three lower ones may take what is left
 
 
 def test_results_must_be_in_flight() -> None:
@@ -487,8 +491,9 @@ def test_under_a_cap_an_allocator_sends_what_its_top_ups_leave_room_for(allocato
 
 def test_a_group_whose_top_up_finds_no_room_under_the_cap_ends_as_it_is() -> None:
     allocator = {"name": "aero", "budget": "per_prompt", "n_explore": 4, "n_extra": 4}
-    engine, world = make_engine(allocator=allocator, p=np.zeros(40), batch=2, n=8, max_rollouts_per_step=12)
-    assert run_step(engine, world, 1).groups.n.tolist() == [8, 4]
+    for cap, sizes in ((12, [8, 4]), (15, [8, 4]), (16, [8, 8])):
+        engine, world = make_engine(allocator=allocator, p=np.zeros(40), batch=2, n=8, max_rollouts_per_step=cap)
+        assert run_step(engine, world, 1).groups.n.tolist() == sizes
 
 
 class Waiting(PooledAllocator):
