@@ -19,8 +19,8 @@ from verl.utils import tensordict_utils as tu
 
 from tests.integration.common import composed
 from tests.integration.test_layout import even
-from tests.integration.test_rows import TEXT
-from tests.world import config_of, make_async_engine
+from tests.integration.test_rows import TEXT, WORDS
+from tests.world import config_of, make_async_engine, make_engine
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.layout import PAD, Pass, plan
@@ -73,20 +73,24 @@ def test_each_group_has_a_say():
     trainer.config.actor_rollout_ref.actor.use_dynamic_bsz = True  # what the others follow, unless they say otherwise
     trainer.config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz = trainer.config.critic.use_dynamic_bsz = False
     assert [p.micro for p in trainer._passes().values()] == [None, 16, None, 2, 6]
+    trainer.config.actor_rollout_ref.rollout.log_prob_use_dynamic_bsz = trainer.config.critic.use_dynamic_bsz = True
+    assert {p.micro for p in trainer._passes().values()} == {None}
 
 
-@pytest.mark.parametrize("own", [4, None])
-def test_a_reference_within_the_actor_goes_in_the_actors_micro_batches(monkeypatch, own):
+@pytest.mark.parametrize(("within", "own", "micro"), [(True, 4, 10), (True, None, 10), (False, 4, 4)])
+def test_a_reference_goes_in_its_own_micro_batches_or_within_the_actor_in_the_actors(monkeypatch, within, own, micro):
     """LoRA: verl asks the actor, whose worker knows nothing of the reference's settings."""
-    trainer = trainer_of("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16", ref=1, actor=2)
+    trainer = trainer_of("actor_rollout_ref.rollout.log_prob_micro_batch_size_per_gpu=16", ref=2, actor=2)
     trainer.config.actor_rollout_ref.ref.log_prob_micro_batch_size_per_gpu = own
-    trainer.ref_in_actor, trainer.ref_policy_wg = True, trainer.actor_rollout_wg
-    assert [p.micro for p in trainer._passes().values() if p.minibatches == "none"] == [16]
+    if within:
+        trainer.ref_in_actor, trainer.ref_policy_wg = True, trainer.actor_rollout_wg
+    limits = [p.micro for p in trainer._passes().values() if p.minibatches == "none"]
+    assert limits == ([16] if within else [16, own])
     trainer._now, sent = StepState([SimpleNamespace(ranks=2)]), []
     monkeypatch.setattr(PPOTrainerSync, "_compute_ref_log_prob", lambda self, batch, metrics: sent.append(batch))
     batch = KVBatchMeta(partition_id="train", keys=[f"a_{i}_0" for i in range(40)], tags=[{} for _ in range(40)])
     assert trainer._compute_ref_log_prob(batch, {}) is batch
-    assert sent[0].extra_info["micro_batch_size_per_gpu"] == 10  # of 20 rows a rank; 16 does not divide them
+    assert sent[0].extra_info["micro_batch_size_per_gpu"] == micro  # of 20 rows a rank; 16 does not divide them
 
 
 @pytest.mark.parametrize(
@@ -164,13 +168,13 @@ def test_a_steps_rows_in_minibatches_with_the_tokens_of_those_left_out(monkeypat
     queue = SimpleNamespace(kv_batch_put=put, kv_batch_get=lambda keys, **_: {"loss_mask": [masks[k] for k in keys]})
     monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
     there = [key for key, trains in done.sequences if trains]
-    tags = [{"seq_len": 5 + i, "response_len": 3} for i in range(len(there))]
+    tags = [{"seq_len": length, "response_len": 3} for length in [5, 9, 9, 5] * 2]
     made = trainer._balance_batch(KVBatchMeta(partition_id="train", keys=there, tags=tags), metrics)
     assert sorted(made.keys) == sorted(there) and [tags[there.index(key)] for key in made.keys] == made.tags
     by_rank = np.array(made.keys).reshape(2, 2, 2)  # rank, minibatch, row
     assert [sum(int(masks[key].sum()) for key in by_rank[:, m].ravel()) for m in (0, 1)] == [2 * 4 * 3] * 2
     assert [layout.updates for layout in trainer._now.layouts] == [2] and trainer._now.rows == ["of all groups"]
-    assert "global_seqlen/balanced_max" in metrics
+    assert metrics["global_seqlen/balanced_max"] == metrics["global_seqlen/balanced_min"] == 28  # one of each length
 
 
 @pytest.mark.parametrize("role", [None, "critic", "actor_rollout_ref.ref"])
@@ -185,6 +189,20 @@ def test_padding_is_short_where_every_engine_takes_it(role, monkeypatch):
     monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
     _, tag = trainer._padding_row(KVBatchMeta(partition_id="train", keys=["a_0_0"], tags=[{"seq_len": 9}]))
     assert tag["seq_len"] == (SYNTHETIC_PADDING_SEQ_LEN if role else 2)
+
+
+@pytest.mark.parametrize(("source", "lengths"), [(TEXT, [9, 9, 9]), (WORDS, [10, 9, 10])], ids=["text", "axes"])
+def test_padding_rows_differ_in_length_where_positions_have_axes(source, lengths, monkeypatch):
+    """As the layout has planned: of rows as long as each other verl's workers could not select any."""
+    trainer, sent = trainer_of(), {}
+    trainer.global_steps, trainer.local_trigger_step, trainer.tokenizer = 1, 0, SimpleNamespace(eos_token_id=7)
+    # the rows alone; on the real queue this is tests/e2e's
+    queue = SimpleNamespace(kv_batch_put=lambda **said: sent.update(said))
+    monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
+    batch, tag = KVBatchMeta(partition_id="train", keys=[], tags=[]), {"response_len": 4, "seq_len": 9}
+    keys, tags = trainer._padding(batch, np.array([True, False, True]), dict(source), tag)
+    assert keys == sent["keys"] and [tag["seq_len"] for tag in tags] == lengths
+    assert [row["input_ids"].shape[-1] for row in sent["fields"]] == lengths
 
 
 def test_prompts_that_are_sent_one_by_one_are_spread_over_the_agent_loop_workers(monkeypatch):
@@ -244,12 +262,14 @@ def test_what_a_checkpoint_brings(plain, monkeypatch):
     """A plain run's prompts in flight are let go: verl sends again what it finds. A run that has ended takes no more step."""
     monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", 4))
     monkeypatch.setattr(f"{TRAINER}.Monitor", MagicMock())
-    trainer = trainer_of()
+    named = ("trainer.resume_mode=resume_path", "trainer.resume_from_path=/other/global_step_4")
+    trainer = trainer_of("trainer.default_local_dir=/run", *(named if plain else ()))
     trainer.plan, trainer.run_store, trainer._start_engine = MagicMock(only_validates=False), MagicMock(), MagicMock()
     trainer.engine, trainer.rollout_client, trainer.total_training_steps = MagicMock(finished=not plain), MagicMock(), 9
     state = {name: {name: 1} for name in ("engine", "rows", "monitor")}
     trainer.run_store.load.return_value = None if plain else state
     trainer._load_checkpoint()
+    trainer.run_store.load.assert_called_once_with("/other/global_step_4" if plain else "/run/global_step_4", 4)
     trainer._start_engine.assert_called_once_with()  # once more, on the table that came with it
     trainer.rollout_client.load_state_dict.assert_called_once_with({} if plain else {"rows": 1})
     assert trainer.total_training_steps == (9 if plain else 4)
@@ -259,17 +279,58 @@ def test_what_a_checkpoint_brings(plain, monkeypatch):
         trainer._monitor.load_state_dict.assert_called_once_with({"monitor": 1})
 
 
+@pytest.mark.parametrize(("step", "only_validates"), [(0, False), (4, True)], ids=["of a new run", "to be validated"])
+def test_no_statistics_are_read_where_none_go_on(step, only_validates, monkeypatch):
+    """A new run has no snapshot to miss; that of a checkpoint which is only validated may be damaged, or another policy's."""
+    monkeypatch.setattr(PPOTrainerSync, "_load_checkpoint", lambda self: setattr(self, "global_steps", step))
+    monkeypatch.setattr(f"{TRAINER}.Monitor", MagicMock())
+    trainer = trainer_of()
+    trainer.plan, trainer.run_store, trainer.engine = MagicMock(only_validates=only_validates), MagicMock(), None
+    trainer._load_checkpoint()
+    trainer.run_store.load.assert_not_called()
+    trainer.run_store.begin.assert_called_once_with(step)
+
+
 def test_groups_of_one_rollout_are_counted_in_verls_prompts(monkeypatch):
     """``separate_async`` asks how many prompts of its batch wait; ``adaptive.batch_unit=rollouts`` makes three groups of one."""
     engine, _ = make_async_engine()
     monkeypatch.setattr(f"{TRAINER}.make_engine", lambda *_, **__: engine)
     trainer = trainer_of()
     trainer.plan, trainer.run_store, trainer.stream = MagicMock(groups=12, batch=4), MagicMock(), MagicMock()
-    trainer.replay_buffer = SimpleNamespace()
+    trainer.replay_buffer, trainer._loop_workers = SimpleNamespace(), dict.fromkeys("abc")
     trainer._start_engine()
     assert (
         trainer.replay_buffer.rollout_client is trainer.rollout_client and trainer.replay_buffer.groups_per_prompt == 3
     )
+    assert trainer.rollout_client.handles.workers() == 1  # in the order that was recorded
+
+
+@pytest.mark.parametrize(("longest_first", "workers"), [(True, 3), (False, 1)])
+def test_the_longest_answers_begin_first_in_every_agent_loop_worker(longest_first, workers, monkeypatch):
+    """Sorted by length, one worker would get all long ones, and nobody is dealt anew what is sent in its own order."""
+    monkeypatch.setattr(f"{TRAINER}.make_engine", lambda *_, **__: make_engine()[0])
+    trainer = trainer_of()
+    trainer.plan, trainer.run_store, trainer.stream = MagicMock(async_facts=None, engines=1, slots=4), MagicMock(), None
+    trainer.plan.adaptive.longest_first = longest_first
+    trainer.replay_buffer, trainer._loop_workers, trainer._abort = SimpleNamespace(), dict.fromkeys("abc"), None
+    trainer._start_engine()
+    assert trainer.rollout_client.handles.workers() == workers
+
+
+@pytest.mark.parametrize(("sampler", "fetch", "chunk"), [("epoch", None, 16), ("epoch", 1, 1), ("greso", None, 1)])
+def test_epoch_order_is_read_in_verls_batches_and_a_gated_stream_by_positions(sampler, fetch, chunk, monkeypatch):
+    """verl drops an epoch's last incomplete batch; a gate passes prompts by, whose images nobody needs."""
+    asked = {}
+    monkeypatch.setattr(PPOTrainerSync, "_init_dataloader", lambda self: None)
+    monkeypatch.setattr(f"{TRAINER}.create_rl_sampler", lambda *_: None)
+    monkeypatch.setattr(f"{TRAINER}.DataloaderPrompts", lambda *_, **how: asked.update(how) or MagicMock())
+    monkeypatch.setattr(f"{TRAINER}.RunStore", lambda config, plan, dataset: MagicMock(plan=plan))
+    trainer = trainer_of("data.dataloader_num_workers=3")
+    trainer.config.data.gen_batch_size = fetch
+    trainer.plan = SimpleNamespace(policy=build_policy(config_of(sampler=sampler)), batch=16)
+    trainer.train_dataset, trainer._start_engine = [], lambda: None
+    trainer._init_dataloader()
+    assert asked == {"chunk": chunk, "workers": 3}
 
 
 @pytest.mark.parametrize("error", [None, RuntimeError("the loop broke")])

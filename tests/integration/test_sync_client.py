@@ -24,6 +24,7 @@ from verl.trainer.ppo.v1 import PPOTrainerSync, get_trainer_cls
 from verl.utils import tensordict_utils as tu
 
 from tests.integration.common import composed, left, listed
+from tests.integration.test_rows import result
 from tests.world import World, config_of, engine_of
 from verl_adaptive.advantages.beta import BetaPosterior
 from verl_adaptive.advantages.verl import Verl
@@ -212,12 +213,13 @@ def zero_rows_of(batch) -> list[tuple[str, int]]:
     return [(key, tokens) for (key, trains), tokens in rows if not trains]
 
 
-def test_rows_left_out_count_in_denominators_and_curves(queue):
+def test_rows_left_out_count_in_denominators_and_curves(queue, caplog):
     workers = Workers()
     client = client_of(workers)  # epoch, keep_all: everything is in the batch, zero advantage rows are left out
     batch = batch_of(client)
     zero_rows = zero_rows_of(batch)
     assert zero_rows and all(tokens == workers.written[key]["mask"] for key, tokens in zero_rows)
+    assert "loss masks" not in caplog.text  # nobody took them for those of verl's loop of one turn
     assert len(batch.sequences) == len(workers.written)
     assert batch.zero_row_tokens[[trains for _, trains in batch.sequences]].sum() == 0
     # for verl's curves: every row of the groups, whether it trains or not
@@ -361,6 +363,26 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     clear(batch)
 
 
+@pytest.mark.parametrize(
+    ("estimator", "by_std", "own"), [("grpo", True, 1.5), ("grpo", False, 0.75), ("grpo_vectorized", False, 1.5)]
+)
+def test_the_one_row_of_a_group_has_the_advantage_that_the_whole_group_implies(queue, estimator, by_std, own):
+    """Of [1, 0, 0, 0]; verl takes its reward itself. Nobody else's advantage is written, and none where a row does not train."""
+    trainer = trainer_of(client_of(Workers()), f"algorithm.adv_estimator={estimator}")
+    trainer.config.algorithm.norm_adv_by_std_in_grpo = by_std
+    done = SimpleNamespace(
+        result=result([[1, 0], [1, 0, 0, 0]], [[1, 1], [1, 0, 0, 0]], [[0, 0], [0, 0, 1, 1]]),
+        sequences=[("a_0_0", True), ("a_1_0", True), ("b_0_0", True), ("b_2_0", False), ("b_3_0", False)],
+        group=np.array([0, 0, 1, 1, 1]),
+    )
+    rows = [{"advantages": torch.zeros(2), "response_mask": torch.ones(2, dtype=torch.int64)} for _ in done.sequences]
+    keys = [key for key, _ in done.sequences]
+    tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}] * len(keys))
+    trainer._write_unseen_advantages("train", done)
+    found = tq.kv_batch_get(keys=keys, partition_id="train", select_fields=["advantages"])["advantages"]
+    assert [row[0].item() for row in found] == pytest.approx([0.0, 0.0, own, 0.0, 0.0], rel=1e-5)
+
+
 @pytest.mark.parametrize("count", [1, 3])
 @pytest.mark.parametrize(
     ("estimator", "penalty"),
@@ -405,11 +427,18 @@ def test_padding_changes_nobodys_advantage(queue, estimator, penalty, count):
 
 @pytest.mark.parametrize(
     ("words", "tokens"),
-    [([], 1), (["actor_rollout_ref.actor.entropy_coeff=0.1"], 0), (["distillation.enabled=true"], 0), (None, 0)],
+    [
+        ([], 1),
+        (["actor_rollout_ref.actor.entropy_coeff=0.1"], 0),
+        (["actor_rollout_ref.actor.use_kl_loss=true"], 0),
+        (["+actor_rollout_ref.actor.policy_loss.rollout_correction.rollout_is_batch_normalize=true"], 0),
+        (["distillation.enabled=true"], 0),
+        (None, 0),
+    ],
     ids=str,
 )
 def test_padding_has_a_token_where_the_loss_would_fail_without_one(queue, words, tokens):
-    """``sao``'s loss ends the run at a micro batch of padding alone; an entropy bonus, or a teacher, would act on the token."""
+    """``sao``'s loss ends the run at a micro batch of padding alone; a penalty, a mean or a teacher would take the token in."""
     client = client_of(Workers(tool=False))
     batch = batch_of(client)
     bypass = "actor_rollout_ref.actor.policy_loss.loss_mode=bypass_mode"
@@ -670,7 +699,8 @@ def test_what_a_step_gives_back_to_the_stream_is_not_read_again(ahead, monkeypat
     assert set(stream.held) == {*engine.living.values(), *engine.prompt_source.ahead.tolist()}
 
 
-def test_a_step_is_committed_watched_and_its_seconds_logged(queue, monkeypatch):
+@pytest.mark.parametrize("planned", [9, 1], ids=["before its last step", "at it"])
+def test_a_step_is_committed_watched_and_its_seconds_logged(queue, monkeypatch, caplog, planned):
     timings = Timings(20)  # what happens until the step begins is none of its seconds
     client = client_of(Workers(), filter="keep_all", total_rollouts=BATCH * N)
     client.timings, began = timings, time.monotonic()
@@ -679,13 +709,16 @@ def test_a_step_is_committed_watched_and_its_seconds_logged(queue, monkeypatch):
     trainer, metrics = trainer_of(client), {}
     monkeypatch.setattr(PPOTrainerSync, "step", lambda self, metrics, timing_raw: "verl's batch")
     trainer.run_store, trainer._monitor = MagicMock(), MagicMock(step=lambda *about: {"adaptive/alarm/cut": 0.0})
-    trainer.plan, trainer.total_training_steps = SimpleNamespace(longest=64), 9
+    trainer.plan, trainer.total_training_steps = SimpleNamespace(longest=64), planned
+    trainer._ended_early = False
     assert trainer.step(metrics, {}) == "verl's batch"
     trainer.run_store.commit.assert_called_once_with(1, result, client.engine)
     times = [metrics[f"adaptive/time/{name}"] for name in ("last_tenth", "generation")]
     assert 0 < times[0] < times[1] < most and 0 < metrics["adaptive/time/idle_share"] < 1
     assert metrics["adaptive/alarm/cut"] == 0.0
-    assert trainer.total_training_steps == 1 and trainer._ended_early  # the budget is spent
+    assert trainer.total_training_steps == 1 and trainer._ended_early == (planned > 1)  # the budget is spent
+    # at its last step verl saves and validates by itself
+    assert ("training ends after step 1: adaptive.total_rollouts is spent" in caplog.text) == (planned > 1)
 
 
 def test_a_wait_for_rollouts_that_get_their_rewards_later_has_a_ceiling(queue):
