@@ -281,10 +281,25 @@ def test_rows_of_a_step_are_listed_before_they_are_judged(queue, monkeypatch):
     made._single = True  # as the first step has found
     made.ask(0, "a", 2, 0, whole=True)
     tq.kv_batch_put(keys=["a"], partition_id="train", tags=[{"status": "running"}])
-    assert made.look(["a"]) == {"a": "running"}
+    assert made.look(["a"]) == {"a": "running"} and made.count == 1  # the first look lists them
+    listed_at = made.listed_at
+    assert made.look(["a"]) == {"a": "running"} and made.listed_at == listed_at
     rollouts_of("a", [1, 1], {})
     assert made.look(["a"]) == {"a": "finished"}
     assert made.rows(["a"]) == (["a_0_0", "a_1_0"], [{"response_len": 1}] * 2)
+
+
+def test_rows_of_another_agent_loop_are_never_guessed(queue, monkeypatch):
+    """Prompts of verl's loop of one turn leave a row a session; beside them others' may name a loop that leaves several."""
+    monkeypatch.setattr("verl_adaptive.integration.queue._LIST_SHARE", 1e-9)
+    made = Queue(config_of())
+    for submission, (uid, outputs) in enumerate({"a": 1, "b": 2}.items()):
+        made.ask(submission, uid, 2, 0, whole=uid == "a")
+        rollouts_of(uid, [outputs] * 2, {})
+        made.look([uid])
+        assert made.collect(requests_of(submission, n=2), 1).tokens.tolist() == [outputs] * 2
+    made.close([0, 1])
+    assert not left()
 
 
 def test_a_group_is_as_old_as_its_oldest_rollout(queue):
