@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -319,3 +320,27 @@ def test_a_worker_of_another_kind_is_refused_by_name(house):
             house.abort(["x"])
     finally:
         ray.kill(house.workers.pop())
+
+
+def test_what_has_not_begun_is_no_rollout_and_a_session_of_several_turns_is_one(monkeypatch):
+    """A server has more requests in its books than it generates; a session in its second turn is in them, too."""
+    counts = [SimpleNamespace(num_output_tokens=lambda n=n: n) for n in (0, 0, 3)]
+    states = dict(enumerate(SimpleNamespace(detokenizer=count) for count in counts))
+    server = SimpleNamespace(engine=SimpleNamespace(output_processor=SimpleNamespace(request_states=states)))
+    # two wait, one is in its second turn, one waits for its reward, one for its first call
+    asked = [abort._Asked(*of) for of in ((1, 0), (1, 0), (1, 5), (0, 7), (0, 0))]
+    monkeypatch.setattr(abort, "_sessions", dict(enumerate(asked)))
+    monkeypatch.setattr(abort, "_clear", lambda uids: {})
+    # what two processes count, without either: sessions of several turns on real servers are tests/e2e's
+    monkeypatch.setattr(ray, "wait", lambda calls, **_: (calls, []))
+    monkeypatch.setattr(ray, "get", lambda calls, **_: calls)
+    worker = SimpleNamespace(background_tasks=set())
+    handles = [
+        SimpleNamespace(__ray_call__=SimpleNamespace(remote=lambda call, of=of: call(of))) for of in (worker, server)
+    ]
+
+    async def abort_replicas(reject_request: bool = False) -> None:
+        assert reject_request
+
+    made = Abort(lambda: handles[:1], lambda: handles[1:], lambda: SimpleNamespace(abort_replicas=abort_replicas), 1.0)
+    assert made(["a"]) == abort.Aborted(rollouts=2, tokens=3 + 5 + 7)
