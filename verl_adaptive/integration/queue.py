@@ -231,7 +231,7 @@ class Queue:
         sessions = [outputs for mine in found for outputs in mine]
         last = [outputs[-1] for outputs in sessions]
         reward, signal, given = read_rewards(last, self.config.signal, meta, late=self._late)
-        self._signal_known |= self.config.signal in given or bool(np.isfinite(signal).any())
+        self._signal_known |= self.config.signal in given
         if np.isfinite(reward).any():
             self._given = given | (self._given or set())
         if not self._waiting:
@@ -301,7 +301,7 @@ class Queue:
     def _find(self, requests: list[Request]) -> tuple[list[list[list[str]]], list[dict], BatchMeta | None]:
         """The sessions of requests that are back, their rows' tags, and where those are if that was asked for on the way."""
         # One row a session: the names are known.
-        if requests and self._unlisted.issuperset(request.uid for request in requests):
+        if self._unlisted.issuperset(request.uid for request in requests):
             names = [[f"{request.uid}_{s}{_FIRST_OUTPUT}" for s in range(request.n)] for request in requests]
             keys = list(chain.from_iterable(names))
             meta = tq.get_client().kv_retrieve_meta(keys=keys, partition_id=PARTITION, create=False)

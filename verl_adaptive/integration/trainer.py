@@ -101,14 +101,13 @@ class AdaptiveMixin(MinibatchMixin):
     def _init_dataloader(self) -> None:
         super()._init_dataloader()
         data, sampler = self.config.data, self.plan.policy.sampler
-        whole = sampler.kind == "stream" and sampler.whole_batches
         self.run_store = RunStore(self.config, self.plan, self.train_dataset)
         self.plan = self.run_store.plan
         self.run_store.check_start()
         self.stream = DataloaderPrompts(
             self.train_dataset,
             create_rl_sampler(data, self.train_dataset),
-            chunk=(data.get("gen_batch_size", None) or self.plan.batch) if whole else 1,
+            chunk=(data.get("gen_batch_size", None) or self.plan.batch) if sampler.whole_batches else 1,
             workers=data["dataloader_num_workers"],
         )
         self.train_dataloader = self.stream.loader  # verl checkpoints it
