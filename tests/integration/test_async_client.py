@@ -278,12 +278,12 @@ def test_rows_of_a_step_are_listed_before_they_are_judged(queue, monkeypatch):
     """A colocated reward model judges rows that nobody has read: of the second step on, looks do without a list of them."""
     monkeypatch.setattr("verl_adaptive.integration.queue._LIST_SHARE", 1e-9)
     made = Queue(config_of(), late=True)
-    made._single = True  # as the first step has found
     made.ask(0, "a", 2, 0, whole=True)
     tq.kv_batch_put(keys=["a"], partition_id="train", tags=[{"status": "running"}])
     assert made.look(["a"]) == {"a": "running"} and made.count == 1  # the first look lists them
     listed_at = made.listed_at
     assert made.look(["a"]) == {"a": "running"} and made.listed_at == listed_at
+    made._single = True  # as the first step has found
     rollouts_of("a", [1, 1], {})
     assert made.look(["a"]) == {"a": "finished"}
     assert made.rows(["a"]) == (["a_0_0", "a_1_0"], [{"response_len": 1}] * 2)

@@ -367,8 +367,11 @@ def test_a_step_of_equal_rewards_trains_on_nothing(queue, estimator, forgo):
     ("estimator", "by_std", "own"), [("grpo", True, 1.5), ("grpo", False, 0.75), ("grpo_vectorized", False, 1.5)]
 )
 def test_the_one_row_of_a_group_has_the_advantage_that_the_whole_group_implies(queue, estimator, by_std, own):
-    """Of [1, 0, 0, 0]; verl takes its reward itself. Nobody else's advantage is written, and none where a row does not train."""
-    trainer = trainer_of(client_of(Workers()), f"algorithm.adv_estimator={estimator}")
+    """Of [1, 0, 0, 0]; verl takes its reward itself. Nobody else's advantage is written, and none where a row does not train.
+
+    It trains also where other losses are given up for rows of zero advantage.
+    """
+    trainer = trainer_of(client_of(Workers()), f"algorithm.adv_estimator={estimator}", forgo=True)
     trainer.config.algorithm.norm_adv_by_std_in_grpo = by_std
     done = SimpleNamespace(
         result=result([[1, 0], [1, 0, 0, 0]], [[1, 1], [1, 0, 0, 0]], [[0, 0], [0, 0, 1, 1]]),
