@@ -50,6 +50,11 @@ def test_every_step_has_a_line(caplog) -> None:
             f"step {step}/{engine.facts.steps}: {len(result.groups)} groups: {informative} informative, {result.trained.sum()} train"
         )
         assert informative == round(metrics["adaptive/groups/informative_share"] * len(result.groups))
+        shares = [(result.groups.pass_rate == rate).mean() for rate in (1, 0)]
+        assert [metrics[f"adaptive/groups/all_{name}_share"] for name in ("correct", "wrong")] == shares
+        for name, values in (("reward", result.groups.reward), ("response_length", result.groups.tokens)):
+            found = [metrics[f"adaptive/{name}/generated_{kind}"] for kind in ("mean", "max")]
+            assert found == [values.mean(), values.max()] and found[1] > 0
         assert f"| {rollouts.generated} rollouts, {rollouts.trained / rollouts.generated:.0%} trained | " in line
         assert line.endswith(f"epoch {metrics['adaptive/prompts/epoch']:.2f}") and "\n" not in line and len(line) < 160
 
@@ -81,6 +86,14 @@ def test_a_step_whose_groups_all_failed_has_no_informative_one() -> None:
     result.groups.failed = np.ones(8, dtype=bool)
     metrics = step_metrics.step_metrics(engine, result, [], updates=0)
     assert metrics["adaptive/groups/failed_total"] == 8 and metrics["adaptive/groups/informative_share"] == 0
+
+
+def test_the_lag_is_that_of_groups_that_train() -> None:
+    engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))
+    result = run_step(engine, world, 1)
+    result.groups.lag, result.outcome[7] = np.arange(8), "uninformative"
+    metrics = step_metrics.step_metrics(engine, result, [], updates=0)
+    assert [metrics[f"adaptive/trained_lag_{kind}"] for kind in ("mean", "max")] == [3.0, 6.0]
 
 
 def test_a_warm_start_visits_nothing() -> None:
