@@ -405,6 +405,7 @@ def test_a_shared_folder_that_has_a_run_of_this_name_refuses_another(tmp_path) -
     run_store, engine = run_store_of(tmp_path / "one", *shared)
     with run_store.journal:
         run_store.begin(0)
+        assert run_store.argument == run_store.plan.place.folder  # what our commands read
         checkpoint = saved(run_store, engine, tmp_path / "one", 2).parent
     for words in ((), ("trainer.resume_mode=resume_path", f"trainer.resume_from_path={checkpoint}")):
         other, _ = run_store_of(tmp_path / "two", *shared, *words)
@@ -432,6 +433,7 @@ def test_a_resume_goes_on_in_the_journal_from_the_attempt_that_saved(tmp_path) -
             if run_store.journal.attempt == 0:
                 save(run_store, engine, tmp_path / "c")
     assert [said["parent"] for said in JournalReader(tmp_path / "adaptive").attempts] == [None, None, 0]
+    assert run_store.origin == "resumed at step 2: 8 prompts known"  # two batches of four
 
 
 def test_rows_from_a_queue_of_another_size_say_what_to_set_back(held, monkeypatch) -> None:

@@ -101,6 +101,14 @@ def test_items_of_an_own_dataset_class_keep_their_images_apart():
     assert dataset_keys(rows(), pictures) == dataset_keys([row("<image>What is this?")])
     rows, _ = identity_columns(Own([{"raw_prompt": "2 + 2?"}]), Identity("question"))
     assert dataset_keys(rows(), Identity("question")) == dataset_keys([{"prompt": "2 + 2?"}])
+    for frame in (
+        [0],
+        Dataset.from_list([row("1 + 1?"), row("2 + 2?")]),
+    ):  # no table, and one of which it hands out a part
+        mine = Own([row("2 + 2?")])
+        mine.dataframe = frame
+        rows, column = identity_columns(mine, Identity())
+        assert dataset_keys(rows(), Identity()) == dataset_keys([row("2 + 2?")]) and column("data_source") == ["math"]
 
 
 def test_a_number_of_rollouts_in_the_data_is_refused(tmp_path):
