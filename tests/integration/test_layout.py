@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 
 import numpy as np
@@ -67,6 +68,8 @@ def test_layout_properties(step, ranks, others, updates, critic, micro, stages):
     groups = int(group.max()) + 1
     assert made.updates == min(updates, groups)  # plain GRPO's number of updates, unless groups are too few
     assert made.chunks <= groups  # none is of padding alone
+    wanted = min(critic, groups)  # the critic's, unless groups are too few for both
+    assert made.critic_updates == (wanted if math.lcm(made.updates, wanted or 1) <= groups else made.updates)
     assert len(made.order) == ranks * made.rows_per_rank == made.minibatch_rows * made.updates
     assert made.minibatch_rows % ranks == 0
     assert made.zero_row_tokens.sum() == tokens.sum()
