@@ -185,6 +185,12 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         f"+adaptive=greso {DISAGGREGATED}",
         f"+adaptive=solo {DISAGGREGATED} {SGLANG}",
         f"+adaptive=solo {DISAGGREGATED} actor_rollout_ref.rollout.free_cache_engine=false",
+        # the cures of refusals
+        f"+adaptive=solo {SEPARATE} actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora.merge=true",
+        "+adaptive=solo actor_rollout_ref.model.lora_rank=8",
+        "+adaptive=solo actor_rollout_ref.rollout.full_determinism=true",
+        f"+adaptive=dapo {COLOCATE} {QUEUE}=MooncakeStore",
+        f"+adaptive=greso trainer.save_freq=5 {QUEUE}=MooncakeStore",
     ],
     ids=str,
 )
@@ -260,7 +266,9 @@ REFUSED = rf"""
 +adaptive=grpo data.gen_batch_size=64
     set what a step first asks for with adaptive\.sampler\.round\.prompts=64
 +adaptive=dapo {COLOCATE} data.gen_batch_size=192
-    data\.gen_batch_size=192: .*leave it out
+    data\.gen_batch_size=192: .*leave it out$
++adaptive=solo data.gen_batch_size=64
+    data\.gen_batch_size=64: .*leave it out$
 +adaptive=dapo {COLOCATE} adaptive.sampler.round.prompts=192
     round\.prompts=192: has no effect.*leave it out
 +adaptive=pilot_commit {SEPARATE} adaptive.allocator.factor=3 actor_rollout_ref.rollout.n=16
@@ -298,8 +306,12 @@ REFUSED = rf"""
     lora\.merge=False: .*set it to true
 +adaptive=greso {DISAGGREGATED} {SGLANG}
     disaggregation\.enabled=True: .*prefill server alone
-# more is asked for than trains
+# more is asked for than trains, or of the next step
 +adaptive=grpo adaptive.sampler.round.prompts=2048 {DISAGGREGATED} {SGLANG}
+    disaggregation\.enabled=True: .*prefill server alone
++adaptive=grpo adaptive/allocator=aero {DISAGGREGATED} {SGLANG}
+    disaggregation\.enabled=True: .*prefill server alone
++adaptive=solo {COLOCATE} {DISAGGREGATED} {SGLANG}
     disaggregation\.enabled=True: .*prefill server alone
 +adaptive=grpo adaptive.refill=false {COLOCATED} trainer.v1.trainer_mode=colocate_async
     enable_resource_pool=False: .*trainer_mode=colocate_async takes groups as they come; take sync, or set it to true
@@ -432,6 +444,32 @@ def test_a_queue_too_small_for_any_step_is_refused_before_a_model_is_loaded(word
         RunPlan.of(composed(words, f"{size}={rows - 1}")).sized(1000)
 
 
+def test_a_training_set_as_large_as_what_is_in_flight_is_large_enough():
+    plan, ahead = (RunPlan.of(composed("+adaptive=grpo", *mode.split())) for mode in ("", COLOCATE))
+    assert (plan.sized(16).epoch, ahead.sized(32).prompts) == (1, 32)
+    with pytest.raises(
+        ConfigError, match="train_batch_size=16: the training set has only 15 prompts; use at most that"
+    ):
+        plan.sized(15)
+    with pytest.raises(ConfigError, match="32 prompts would be in flight at once, the training set has 31 different"):
+        ahead.sized(32, 31)
+    assert RunPlan.of(composed("+adaptive=grpo", COLOCATE, "trainer.val_only=true")).sized(1).epoch == 0
+
+
+@pytest.mark.parametrize(("asked", "steps", "said"), [(9, 8, True), (8, 8, False), (5, 5, False)])
+def test_steps_that_verls_epochs_do_not_have_are_not_planned(asked, steps, said):
+    plan = RunPlan.of(composed("+adaptive=grpo trainer.total_epochs=2", f"trainer.total_training_steps={asked}")).sized(
+        64
+    )
+    assert plan.steps == steps and any("verl stops after 8 steps, before" in note for note in plan.notes) is said
+
+
+@pytest.mark.parametrize(("words", "refill"), [("", True), (COLOCATED, False)])
+def test_only_rewards_that_come_late_leave_no_time_to_refill(words, refill):
+    """Where every group trains, a group that failed is replaced."""
+    assert RunPlan.of(composed("+adaptive=grpo", *words.split())).adaptive.refill is refill
+
+
 def test_every_estimator_of_verls_is_known_to_compare_or_not():
     """A single rollout of a prompt: those that compare give it its bare reward, or nothing, or fail; the others do not."""
     elsewhere = {"gae", "remax"}  # by a critic, by another rollout
@@ -525,7 +563,8 @@ def test_thinned_rows_are_refused_where_a_loss_acts_on_every_row(overrides, reas
 
 def test_the_choice_to_keep_them_is_said():
     plain = composed("+adaptive=grpo")
-    assert why_not_skip_zero(plain) == ""
+    norm = "actor_rollout_ref.actor.loss_agg_mode=seq-mean-token-sum-norm actor_rollout_ref.actor.loss_scale_factor=512"
+    assert why_not_skip_zero(plain) == why_not_skip_zero(composed("+adaptive=grpo", norm)) == ""
     assert (
         zero_rows(plain, None) == zero_rows(plain, True) == (True, "left out of training (same gradient, fewer tokens)")
     )
