@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import inspect
 import re
+import sys
 from collections.abc import Iterator
 from dataclasses import fields, is_dataclass
 from importlib.resources import files
@@ -121,8 +122,7 @@ def _sentence(text: str) -> str:
 
 def _first_sentence(part: type) -> str:
     """The class's own first sentence; of a class without one, its module's title."""
-    module = inspect.getmodule(part)
-    own = part.__doc__ or (module.__doc__ if module is not None else "") or ""
+    own = part.__doc__ or sys.modules[part.__module__].__doc__ or ""
     return _plain_words(_sentence(" ".join(inspect.cleandoc(own).split("\n\n")[0].split())))
 
 

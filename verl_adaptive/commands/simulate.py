@@ -303,7 +303,7 @@ def _rows(made: list[Task], jobs: int) -> Iterator[dict[str, Any]]:
 def _about(task: Task, args: argparse.Namespace) -> dict[str, Any]:
     """What the numbers depend on."""
     out: dict[str, Any] = {
-        "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]) if len(sys.argv) > 1 else "",
+        "command": "verl-adaptive simulate " + shlex.join(sys.argv[2:]),
         "version": __version__,
         "setting": asdict(task.setting),
         "pool_name": args.pool or ("replayed" if task.trace is not None else "mixed"),

@@ -110,13 +110,9 @@ class Clock:
         """
         self._start(engine)
         self._send(requests, answer)
-        done: list[int] = []
         while self.queue.busy and not engine.decided:
-            done += self._look()
-            if done:
-                requests = engine.receive(self._take(done))
-                done = []
-                self._send(requests, answer)
+            if done := self._look():
+                self._send(engine.receive(self._take(done)), answer)
         unbegun = self.queue.abort()
         self._results.clear()
         self._left.clear()
@@ -194,7 +190,7 @@ class Clock:
             groups, place = self._results.pop(submission)
             del self._left[submission]
             parts.setdefault(id(groups), (groups, []))[1].append(place)
-        groups = Groups.concat([g.select(np.sort(np.array(places))) for g, places in parts.values()])
+        groups = Groups.concat([g.select(np.array(places)) for g, places in parts.values()])
         self._back += groups.rollouts
         self._back_tokens += int(groups.tokens.sum())
         groups = groups.sorted()

@@ -86,7 +86,7 @@ class Simulation:
             policy.sampler = OracleBest(lambda rows: world.rates(first[rows]))
         facts = RunFacts.of(replace(config, seed=seed), batch=shape.groups, n=shape.n, steps=steps, prompts=len(table))
         stream = WorldPrompts(world.size, seed)
-        if isinstance(world, LearningWorld) and not world.batch:
+        if isinstance(world, LearningWorld):
             world.batch = batch  # the same rollouts in smaller groups move the model no further
         self.engine: Engine
         if reference in PEERS:

@@ -71,26 +71,22 @@ class Merits:
         if not real:
             return ""
         first, *others = real
-        mean, half = mean_of(self.ratios[first])
+        ours = self.ratios[first]
+        mean, half = mean_of(ours)
         times = f"{mean:.2f}{'' if half is None else f' ± {half:.2f}'} times"
         said = f"has {times} GRPO's signal per {self.unit}"
         if self.what == "learned":
             said = f"learns {times} as much per {self.unit} as GRPO"
-        if len(self.ratios[first]) < LEAST_SEEDS:
-            seeds = counted(len(self.ratios[first]), "seed")
+        if len(ours) < LEAST_SEEDS:
+            seeds = counted(len(ours), "seed")
             return f"Not told by {seeds}, in which {first} {said}: name {LEAST_SEEDS} or more, as --seeds 0,1,2."
         if mean <= 1:
             return f"For these prompts: plain grpo. The best preset, {first}, {said}."
-        if not significant([ratio - 1 for ratio in self.ratios[first]]):
+        if not significant([ratio - 1 for ratio in ours]):
             return f"For these prompts: plain grpo. The best preset, {first}, {said}: not significantly more."
-        level = [p for p in others if not self._better(first, p)]
+        level = [p for p in others if not significant([a - b for a, b in zip(ours, self.ratios[p], strict=True)])]
         beside = f" Not significantly behind it: {', '.join(level)}." if level else ""
         return f"For these prompts: {first}, which {said}.{beside}"
-
-    def _better(self, one: str, other: str) -> bool:
-        """Whether a preset is significantly better than another, in the seeds that both have."""
-        ours, theirs = self.ratios[one], self.ratios[other]
-        return len(ours) == len(theirs) and significant([a - b for a, b in zip(ours, theirs, strict=True)])
 
 
 def merits(rows: Sequence[dict[str, Any]]) -> Merits:
