@@ -28,6 +28,7 @@ from verl_adaptive.stats import Journal, StatsTable, open_run, warm_start, write
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.journal import attempts_in
+from verl_adaptive.stats.keys import keys_array
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.stats.visits import Visits
 
@@ -479,3 +480,13 @@ def test_snapshots_of_another_training_in_the_same_place_are_not_its_own(tmp_pat
     assert open_run(tmp_path / "moved").retired is None and open_run(tmp_path / "run").retired == (3, 3)
     make_run(tmp_path / "run", steps=5, snapshot=False)  # from scratch
     assert open_run(tmp_path / "run").retired is None
+
+
+def test_a_snapshot_behind_the_step_that_was_resumed_from_is_not_of_the_run(tmp_path) -> None:
+    """Of a run resumed after step 2 `stats` had what was retired in step 4 of the attempt that was given up."""
+    make_run(tmp_path, steps=4)
+    with Journal(tmp_path / "adaptive", {"checkpoints": str(tmp_path)}) as journal:
+        journal.begin(2, parent=attempts_in(journal.folder)[-1]["id"])
+        for step in (3, 4, 5):
+            journal.commit_step(step, Groups.empty(), keys_array([]), [], sources=[])
+    assert open_run(tmp_path).retired is None

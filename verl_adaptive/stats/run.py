@@ -174,8 +174,8 @@ class Run:
             if self.last < math.inf or self.kind == "rollouts":
                 return table, None, flips, pool
             steps = self.steps.column("step").to_numpy()
-            attempts = [stretch.about.get("id") for stretch in self._journal.live]
-            return table, _retired(self._checkpoints(), int(steps.max(initial=0)), attempts, table), flips, pool
+            last, live = int(steps.max(initial=0)), self._journal.live
+            return table, _retired(self._checkpoints(), last, live, table), flips, pool
 
     @cached_property
     def prompts(self) -> Prompts:
@@ -495,20 +495,19 @@ def _may_hold_runs(entry: os.DirEntry[str]) -> bool:
     return folder and not any(name.startswith((".", "global_step_")) for name in names)
 
 
-def _retired(folder: str, last_step: int, attempts: list[Any], table: StatsTable) -> tuple[int, int | None] | None:
-    """A journal does not record what is retired; the newest snapshot of these attempts up to the last step does, and is marked."""
+def _retired(folder: str, last_step: int, live: list[Any], table: StatsTable) -> tuple[int, int | None] | None:
+    """A journal does not record what is retired; the newest snapshot of its live line up to the last step does, and is marked."""
     try:
-        for _, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
+        for number, path in sorted(((s, p) for s, p in _checkpoints(Path(folder)) if s <= last_step), reverse=True):
             meta = read_manifest(path / FOLDER)["meta"]
-            step = meta.get("step")
-            if meta.get("attempt") not in attempts or (isinstance(step, int) and step > last_step):
+            if not any(meta.get("attempt") == here.about.get("id") and number <= here.last for here in live):
                 continue  # an abandoned stretch's, or another run's in the same place
             theirs = read_snapshot(path / FOLDER)[0]
             rows = table.rows_for(theirs.keys, create=False)
             marked = (rows >= 0) & (theirs.col("retired") > 0)
             table.col("retired")[rows[marked]] = 1
             # a warm start puts prompts to rest that this run has not visited
-            return int((theirs.col("retired") > 0).sum()), step
+            return int((theirs.col("retired") > 0).sum()), meta.get("step")
     except (AdaptiveError, OSError, ValueError):
         pass  # being written or damaged: that is for `stats` on the snapshot itself to say
     return None
