@@ -13,7 +13,7 @@ import sys
 import numpy as np
 import pytest
 
-from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps
+from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps, write_dataset
 from tests.interrupts import interrupted, program
 from tests.stats.made import journal_of, make_keys
 from verl_adaptive.commands.stats import _account
@@ -24,11 +24,12 @@ from verl_adaptive.report.judge import REGRESSED
 from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import BINS, histogram
 from verl_adaptive.simulate.traces import read_trace
-from verl_adaptive.stats import Journal, StatsTable, open_run, warm_start, write_snapshot
+from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run, warm_start, write_snapshot
+from verl_adaptive.stats.dataset import text_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.journal import attempts_in
-from verl_adaptive.stats.keys import keys_array
+from verl_adaptive.stats.keys import key_hex, keys_array
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.stats.visits import Visits
 
@@ -103,6 +104,18 @@ def test_the_picture_in_the_terminal(finished, call) -> None:
     bars = re.findall(r"^(?:0 \(none\)|1 \(all\)|0\.\d-\d\.\d) +([\d,]+) (█*)$", out, flags=re.M)
     assert len(bars) == len(BINS)
     assert max(len(bar) for _, bar in bars) == 40 and all((count == "0") == (bar == "") for count, bar in bars)
+    assert "\nby data source\n" in out and re.search(r"^ gsm8k +20 +20 +\d", out, flags=re.M)
+    assert re.search(r"^Never solved\n+( .*\n)+ [0-9a-f]{32} +math ", out, flags=re.M)
+
+
+def test_the_texts_of_listed_prompts(finished, tmp_path, call) -> None:
+    data = write_dataset(tmp_path / "some.parquet", finished.rows[1:])
+    words = (finished.folder, "--data", data, "--limit", "60")
+    texts = {row["key"]: row["text"] for row in selected(call, *words)}
+    first, *others = key_hex(dataset_keys(finished.rows))
+    assert texts.pop(first) is None and texts == dict(zip(others, map(text_of, finished.rows[1:]), strict=True))
+    out = call("stats", *words)[1]
+    assert f"\n{others[0]}  What is 1 + 1?\n" in out and f"\n{first}  (not in the data set)\n" in out
 
 
 @pytest.mark.parametrize("width", [80, 120])
@@ -273,6 +286,10 @@ def test_a_link_is_no_other_run_and_a_damaged_one_hides_none(tmp_path, call) -> 
         assert [r["run"] for r in json.loads(out)] == ["p/a", "p/b"] and err.count("attempt.json is damaged") == 1
         assert call("report", root / "a-latest", "-o", page, "--against", where)[0] == 0
         assert "against p/b (dashed)" in page.read_text()
+    steps = root / "b" / "adaptive" / "attempt-0" / "steps.jsonl"
+    steps.write_bytes(steps.read_bytes()[1:])
+    _, out, err = call("stats", root, "--json")
+    assert [r["run"] for r in json.loads(out)] == ["p/a"] and "steps.jsonl is damaged" in err
 
 
 def test_steps_that_are_missing_are_said_whatever_is_asked(tmp_path, call) -> None:
