@@ -198,7 +198,7 @@ def test_news_changes_the_version_and_then_the_page(tmp_path) -> None:
     """Of a server that was given a token."""
     make_run(tmp_path / "run", steps=5, run_id="p/e", snapshot=False)
     own = "a token & of my own"
-    server = Served(tmp_path, "--token", own)
+    server = Served(tmp_path, "--token", own, "--host", "localhost")
     try:
         assert server.token == "a%20token%20%26%20of%20my%20own" and server.get("/", Cookie="a=b").status == 401
         assert server.get(f"/?token={server.token}").status == 303

@@ -40,6 +40,8 @@ def test_a_column_has_one_number_of_decimals() -> None:
     assert [_decimals(column) for column in columns] == [2, 3, 1, 0, 0]
     assert _cell({"gap": 3.2, "gap_half": 1e-15}, "gap", 2) == "3.20 ± 0.00"
     assert _cell({"gap": 3000.0, "gap_half": 31.0}, "gap", 0) == "3,000 ± 31" and _cell({"gap": 3.2}, "gap", 1) == "3.2"
+    reached = {"to_baseline": 0.5, "to_baseline_half": None, "to_baseline_seeds": 1, "seeds": 3}
+    assert _cell(reached, "to_baseline", 2) == "0.50 (1 of 3 seeds)"  # a mean over those that did not fail
 
 
 def test_the_json_holds_every_row_and_what_it_depends_on(call) -> None:
@@ -76,6 +78,7 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
     ("words", "status", "message"),
     [
         (("adaptive.sampler.p_easy=0.3",), 2, "overrides of one preset go into its own quotes"),
+        (("greso",), 2, "greso is a preset: write --preset greso"),
         (("--preset", "dapo adaptive/sampler=mops"), 2, "adaptive/sampler=mops: did you mean mopps?; overrides of"),
         (("--preset", "dapo adaptive.sampler.p_easy=0.3"), 2, "p_easy: is an option of adaptive/sampler=greso"),
         (("--threshold", "nan"), 2, "'nan' is not a finite number"),
