@@ -464,6 +464,9 @@ def test_wrong_answers_come_from_verls_rollouts(tmp_path) -> None:
     assert (found["row"], found["expected"], found["said"]) == (5, "10", "11 50% · 12 25% · right 25%")
     assert found["surprise"] > 3
     assert any("1 prompt fails although" in f.what for f in made.findings)
+    opened.about["success"] = 1.5  # the run's own adaptive.success.threshold
+    (row,) = opened.texts({found["key"]}, data=str(data), rollouts=str(tmp_path / "rollouts")).values()
+    assert row.said.answers == "11 50% · 12 25% · it is 10 25%"
 
 
 @pytest.mark.parametrize("order", [("short", "long"), ("long", "short")])
