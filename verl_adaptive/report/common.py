@@ -62,10 +62,10 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
     mine = np.flatnonzero(both)
     theirs = rows[mine]
     a, b = one.get("last_rate")[mine], other.get("last_rate")[theirs]
-    difference = b - a
-    chance = _chance(one, mine, a, other, theirs, b)
+    n, m = one.get("last_n")[mine], other.get("last_n")[theirs]
+    difference, chance = b - a, two_rates(np.round(a * n), n, np.round(b * m), m)
     # The least likely first: where one run has single rollouts, differences of 1 are many and mean nothing.
-    score = -np.sign(difference) * np.log(np.maximum(np.nan_to_num(chance, nan=1.0), 1e-300))
+    score = -np.sign(difference) * np.log(np.maximum(chance, 1e-300))
     order = np.lexsort((one.table.key_lo[mine], one.table.key_hi[mine], difference, score))
     clear = fdr_score(chance) >= LISTED
     count = len(mine)
@@ -93,14 +93,3 @@ def matched(one: Prompts, other: Prompts, limit: int, least: int = 1) -> dict[st
         "largest_gains_in_b": listed(np.array([i for i in order[::-1][:limit] if difference[i] > 0], dtype=np.int64)),
         "largest_losses_in_b": listed(np.array([i for i in order[:limit] if difference[i] < 0], dtype=np.int64)),
     }
-
-
-def _chance(
-    one: Prompts, mine: np.ndarray, a: np.ndarray, other: Prompts, theirs: np.ndarray, b: np.ndarray
-) -> np.ndarray:
-    """p-value of each prompt's difference, by the rollouts of its latest visits."""
-    n, m = one.get("last_n")[mine], other.get("last_n")[theirs]
-    known = np.isfinite(a) & np.isfinite(b)
-    chance = np.full(len(mine), np.nan)
-    chance[known] = two_rates(np.round(a * n)[known], n[known], np.round(b * m)[known], m[known])
-    return chance
