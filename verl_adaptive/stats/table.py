@@ -48,24 +48,24 @@ class Column(NamedTuple):
 
 
 SHARED_COLUMNS: dict[str, Column] = {
-    "visits": Column(np.dtype("u4"), 0),  # finished groups, failed ones left out
-    "rollouts": Column(np.dtype("u4"), 0),
-    "successes": Column(np.dtype("f8"), 0.0),
-    "signal_sum": Column(np.dtype("f8"), 0.0),
-    "signal_sqsum": Column(np.dtype("f8"), 0.0),
-    "reward_sum": Column(np.dtype("f8"), 0.0),
-    "tokens": Column(np.dtype("u8"), 0),
-    "streak": Column(np.dtype("u2"), 0),  # trailing run of zero-variance visits of one kind, saturating
-    "streak_kind": Column(np.dtype("i1"), 0),  # +1 easy (all high), -1 hard (all low), 0 none
-    "retired": Column(np.dtype("u1"), 0),  # set by policies
-    "first_step": Column(np.dtype("i4"), -1),
-    "last_step": Column(np.dtype("i4"), -1),
-    "last_try": Column(np.dtype("i4"), -1),  # as last_step, groups that said nothing included
-    "first_rate": Column(np.dtype("f4"), float("nan")),
-    "last_rate": Column(np.dtype("f4"), float("nan")),
-    "last_n": Column(np.dtype("u4"), 0),  # rollouts of the visit with last_rate
-    "failures": Column(np.dtype("u2"), 0),  # groups that said nothing, saturating
-    "source": Column(np.dtype("u2"), 0),  # position in `StatsTable.sources`
+    "visits": Column("u4"),  # finished groups, failed ones left out
+    "rollouts": Column("u4"),
+    "successes": Column("f8"),
+    "signal_sum": Column("f8"),
+    "signal_sqsum": Column("f8"),
+    "reward_sum": Column("f8"),
+    "tokens": Column("u8"),
+    "streak": Column("u2"),  # trailing run of zero-variance visits of one kind, saturating
+    "streak_kind": Column("i1"),  # +1 easy (all high), -1 hard (all low), 0 none
+    "retired": Column("u1"),  # set by policies
+    "first_step": Column("i4", -1),
+    "last_step": Column("i4", -1),
+    "last_try": Column("i4", -1),  # as last_step, groups that said nothing included
+    "first_rate": Column("f4", float("nan")),
+    "last_rate": Column("f4", float("nan")),
+    "last_n": Column("u4"),  # rollouts of the visit with last_rate
+    "failures": Column("u2"),  # groups that said nothing, saturating
+    "source": Column("u2"),  # position in `StatsTable.sources`
 }
 
 _ARROW_META = b"verl_adaptive.table"
