@@ -40,15 +40,14 @@ def knot_rates(trace: Trace, seed: int) -> tuple[np.ndarray, np.ndarray]:
     """Times of the knots ``(T,)`` and pass rates there, float32 ``(T, M)``; see the module."""
     count = len(trace)
     first, last = int(trace.step.min()), int(trace.step.max())
-    knots = min(_KNOTS, trace.steps)
-    times = np.linspace(first, last, knots) if knots > 1 else np.array([float(first)])
+    times = np.linspace(first, last, min(_KNOTS, trace.steps))
     n, wins = (np.bincount(trace.prompt, v, minlength=count) for v in (trace.n, trace.successes))
     strength = sum(fit_beta(n, wins))
     half = max(_HALF_LIFE * (last - first), 1e-9)
     draw, hi, lo = Draw(seed, 0), trace.keys["hi"], trace.keys["lo"]
     out = np.empty((len(times), count), dtype=np.float32)
     for k, time in enumerate(times):
-        weight = np.ones(len(trace.step)) if knots == 1 else np.exp2(-np.abs(trace.step - time) / half)
+        weight = np.exp2(-np.abs(trace.step - time) / half)
         seen, won = (np.bincount(trace.prompt, weight * v, minlength=count) for v in (trace.n, trace.successes))
         prior = np.array(fit_beta(seen, won))
         prior *= strength / prior.sum()
