@@ -114,7 +114,7 @@ class StaticWorld:
         self.size, self.seed, self.failure = len(self.p), seed, failure
         self.keys = number_keys(self.size) if keys is None else keys
         self.sources = sources
-        self.tokens = np.asarray(tokens, dtype=np.float64)
+        self.tokens = np.broadcast_to(np.asarray(tokens, dtype=np.float64), self.size)
         self.lengths = lengths
 
     def rates(self, index: np.ndarray | slice = slice(None)) -> np.ndarray:
@@ -124,13 +124,8 @@ class StaticWorld:
     def roll(self, requests: Requests) -> Groups:
         """A round's rewards: one group a request, in the order of the requests."""
         rates = self.rates(requests.index)
-        groups = draw_groups(
-            requests,
-            rates,
-            self.seed,
-            tokens=self.tokens[requests.index] if self.tokens.ndim else float(self.tokens),
-            failure=self.failure,
-        )
+        tokens = self.tokens[requests.index]
+        groups = draw_groups(requests, rates, self.seed, tokens=tokens, failure=self.failure)
         if self.lengths is not None:
             groups.tokens = self.lengths.draw(groups, rates)
         return groups
