@@ -118,8 +118,6 @@ def signal(correct: np.ndarray, n: np.ndarray) -> np.ndarray:
 def _best(q: np.ndarray, n: int, rollouts: int) -> float:
     """The greatest value that ``rollouts`` rollouts can have in groups of n of different prompts, all if need be."""
     groups = min(len(q), -(-rollouts // n))
-    if groups == 0:
-        return 0.0
     top = np.partition(q, len(q) - groups)[len(q) - groups :]
     return float(top.mean()) * rollouts
 
