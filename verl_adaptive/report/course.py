@@ -138,8 +138,6 @@ class History:
 
     def _visit(self, row: np.ndarray, rate: np.ndarray, n: np.ndarray, flat: np.ndarray) -> None:
         """What each visit's number was, and what the earlier ones predicted; a prompt may come several times."""
-        if not len(row):
-            return
         order, first = by_prompt(row)
         row, rate, n, flat = row[order], rate[order], n[order], flat[order]
         start = np.maximum.accumulate(np.where(first, np.arange(len(row)), 0))
