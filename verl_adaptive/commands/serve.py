@@ -107,8 +107,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         family = socket.AF_INET6 if ":" in args.host else socket.AF_INET
         listener = socket.create_server((args.host, args.port), family=family)
-    except (OSError, OverflowError) as error:
-        hint = "; --port 0 takes any free one" if getattr(error, "errno", None) == 98 else ""
+    except OSError as error:
+        hint = "; --port 0 takes any free one" if error.errno == 98 else ""
         raise AdaptiveError(f"cannot listen on {args.host} port {args.port}: {error}{hint}") from None
     host, port = listener.getsockname()[:2]
     shown = f"[{host}]" if ":" in host else host
