@@ -293,12 +293,12 @@ def _by_method(runs: Sequence[Run]) -> dict[str, list[Run]]:
 
 def _page(trials: Trials, results: Sequence[Outcome], said: str, by: str) -> str:
     """One page that needs no network: what is said, the table, the curves."""
-    from verl_adaptive.report.figures import COLORS, Series, lines
+    from verl_adaptive.report.figures import PALETTE, Series, lines
     from verl_adaptive.report.templates import fill
 
     series = []
     for place, (name, found) in enumerate(trials.arms.items()):
-        color = f"var(--c{place % COLORS + 1})"
+        color = PALETTE[place % len(PALETTE)]
         if len(found) > 1:
             series += [Series(f"{name}, seed {t.seed}", t.value, color, t.cost, faint=True, key="") for t in found]
         cost, value = mean_curve(found) if len(found) > 1 else (found[0].cost, found[0].value)

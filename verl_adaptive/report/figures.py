@@ -139,8 +139,8 @@ class _Canvas:
         )
 
 
-#: The stylesheet has --c1 to --c8.
-COLORS = 8
+#: As the stylesheet has them.
+PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
 #: For one run after the other.
 DASHES = ("5 4", "2 2", "9 2 2 2", "12 3")
 

@@ -10,20 +10,18 @@ import numpy as np
 from verl_adaptive.report import figures
 from verl_adaptive.report.collect import Collected
 from verl_adaptive.report.course import CLASSES, VISITS, History
-from verl_adaptive.report.figures import Series
+from verl_adaptive.report.figures import PALETTE, Series
 from verl_adaptive.report.learning_curve import curves, smooth
 
 #: Heading, chart, and a remark below it, which may be empty.
 Picture = tuple[str, Any, str]
 
-_COLORS = dict(
-    zip(CLASSES, ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)"), strict=True)
-)
+#: Of :data:`~verl_adaptive.report.course.CLASSES`.
+_COLORS = ("var(--bad)", "var(--c4)", "var(--c2)", "var(--c6)", "var(--c1)", "var(--grey)")
 #: Labels of the last bars are open upwards.
 _VISITED = ("0", *map(str, range(1, 10)), "10+")
 #: Labels of :data:`verl_adaptive.report.overview.BINS`: exactly 0, from above 0 on, from 0.1 on, …, exactly 1.
 _BARS = ("0", ">0", *(f"{i / 10:.1f}" for i in range(1, 10)), "1")
-_PALETTE = tuple(f"var(--c{i})" for i in range(1, 9))
 #: Groups that one smoothed point stands for: a share of so many is within a few per cent of itself.
 _ENOUGH = 1000
 
@@ -78,13 +76,13 @@ def _in_view(collected: Collected, history: History, view: str) -> list[Picture]
         for (name, course), dash in zip(collected.against, itertools.cycle(figures.DASHES), strict=False)
     ]
     # of several other runs one curve each, in a colour of its own: four dashes tell no ten runs from one another
-    several = {run[0]: _PALETTE[i % len(_PALETTE)] for i, run in enumerate(runs[1:], 1)} if len(runs) > 2 else {}
+    several = {run[0]: PALETTE[i % len(PALETTE)] for i, run in enumerate(runs[1:], 1)} if len(runs) > 2 else {}
     for metric, own in list(curves(history.validations).items())[:3]:
         series, mean = [], next((c.sources for c in own if c.parts), None)
         # a source has one colour on the page; those that the other charts leave out get what is free here
         names = {c.name for c in own}
-        colors = {name: color for name, color in zip(history.sources, _PALETTE, strict=False) if name in names}
-        free = itertools.cycle([color for color in _PALETTE if color not in colors.values()] or _PALETTE)
+        colors = {name: color for name, color in zip(history.sources, PALETTE, strict=False) if name in names}
+        free = itertools.cycle([color for color in PALETTE if color not in colors.values()] or PALETTE)
         for suffix, run, dash in runs:
             at = np.array([one[VIEWS[view][3]] for one in run.validations], dtype=np.float64)
             found = curves(run.validations).get(metric, [])
@@ -164,7 +162,8 @@ def _difficulty(history: History, single: bool) -> list[Picture]:
     step, wide = history.step.astype(np.float64), width_of(history)
     groups = history.classes.sum(axis=1).astype(np.float64)
     share = history.classes / np.maximum(groups, 1)[:, None]
-    series = [Series(name, smooth(share[:, i], groups, wide), _COLORS[name]) for i, name in enumerate(CLASSES)]
+    classes = zip(CLASSES, share.T, _COLORS, strict=True)
+    series = [Series(name, smooth(values, groups, wide), color) for name, values, color in classes]
     title = "Share of finished groups by difficulty, over steps"
     chart = figures.stacked(title, step, series, ("step", "share of finished groups"), percent=True)
     remark = "Groups that are all right or all wrong are uninformative."
@@ -203,8 +202,8 @@ def _by_source(
     step, values, weights = history.step, history.rate(top, bottom, axis=False), history.sums[bottom]
     wide = min(2 * width_of(history) + 1, max(1, len(step) // 5) | 1)
     series = [
-        Series(name, smooth(values[:, i], weights[:, i], wide), _PALETTE[i])
-        for i, name in enumerate(history.sources[: len(_PALETTE)])
+        Series(name, smooth(values[:, i], weights[:, i], wide), PALETTE[i])
+        for i, name in enumerate(history.sources[: len(PALETTE)])
         if weights[:, i].any()
     ]
     if not series:
@@ -239,6 +238,6 @@ def _scalars(history: History) -> list[Picture]:
     for heading, names in _TOGETHER:
         found = [name for name in names if name in history.scalars and np.isfinite(history.scalars[name]).any()]
         if found:
-            shown = [series(name, _PALETTE[i]) for i, name in enumerate(found)]
+            shown = [series(name, PALETTE[i]) for i, name in enumerate(found)]
             out.append((heading, figures.lines(heading, step, shown, ("step", "")), ""))
     return out
