@@ -58,14 +58,8 @@ def _environment() -> jinja2.Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    made.filters |= {"number": number, "share": share, "span": span, "cell": cell, "plain": _plain}
-    made.filters |= {
-        "clean": clean,
-        "safe_text": _safe_text,
-        "short": short,
-        "counted": counted,
-        "step_range": step_range,
-    }
+    for_people = (cell, clean, counted, number, share, short, span, step_range)
+    made.filters |= {write.__name__: write for write in for_people} | {"plain": _plain, "safe_text": _safe_text}
     made.globals |= {
         "style": Markup(_asset("report.css")),
         "script": Markup(_asset("report.js")),
