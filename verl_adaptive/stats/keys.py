@@ -344,18 +344,17 @@ def fingerprint(keys: np.ndarray) -> str:
     return hashlib.blake2b(keys[order[first]].tobytes(), digest_size=16, person=b"verl-adaptive.f1").hexdigest()
 
 
-def _leaders(keys: np.ndarray) -> np.ndarray:
-    """int64, a row of a data set each: the first row that has its key."""
+def _leaders(keys: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """int64, of each row of a data set the first row that has its key; and the rows for which that is an earlier one."""
     order, first = sort_order(keys)
     leader = np.empty(len(keys), dtype=np.int64)
     leader[order] = order[first][np.cumsum(first) - 1]
-    return leader
+    return leader, np.flatnonzero(leader != np.arange(len(keys)))
 
 
 def repeated_rows(keys: np.ndarray) -> str:
     """How many rows of a data set repeat an earlier one, in words, with the first example; empty: none does."""
-    leader = _leaders(keys)
-    again = np.flatnonzero(leader != np.arange(len(keys)))
+    leader, again = _leaders(keys)
     if not len(again):
         return ""
     example = again[np.argmin(leader[again])]
@@ -383,8 +382,7 @@ def first_difference(
     Returns:
         Both rows and the dotted paths of what differs; None if there are no such rows.
     """
-    leader = _leaders(keys)
-    again = np.flatnonzero(leader != np.arange(len(keys)))
+    leader, again = _leaders(keys)
     apart = {"data_source", identity.prompt_key, "raw_prompt", *identity.media.values()}
     columns = set(getattr(rows, "column_names", ())) - apart
     if not len(again):
