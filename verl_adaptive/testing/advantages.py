@@ -46,10 +46,10 @@ class AdvantageConformance(PartConformance):
         chosen[groups.offsets[:-1]] = True
         return rng.permutation(np.flatnonzero(chosen))
 
-    def observed(self, seed: int = 0) -> tuple[Advantage, Groups]:
+    def observed(self) -> tuple[Advantage, Groups]:
         """An advantage that has seen the second step's groups closed, as happens before it is asked."""
-        made, groups = self.bound(), self.groups(seed)
-        self.close(made, self.groups(seed + 1), 1)
+        made, groups = self.bound(), self.groups()
+        self.close(made, self.groups(1), 1)
         made.end_step(self.progress())
         self.close(made, groups, 2)
         return made, groups

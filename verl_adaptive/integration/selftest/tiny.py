@@ -170,11 +170,10 @@ def teach(
     lessons: list[tuple[str, str]],
     *,
     steps: int = 400,
-    batch: int = 64,
     seed: int = 0,
     endless: int | None = None,
 ) -> None:
-    """Teach a model questions and answers, by supervised learning on the CPU: ``steps`` updates of ``batch`` lessons.
+    """Teach a model questions and answers, by supervised learning on the CPU: ``steps`` updates of 64 lessons.
 
     ``endless`` as in :func:`encode`.
     """
@@ -190,7 +189,7 @@ def teach(
     optimizer = torch.optim.AdamW(model.parameters(), lr=6e-3, betas=(0.9, 0.95))
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min((step + 1) / 30, 1 - 0.9 * step / steps))
     for _ in range(steps):
-        pick = torch.randint(len(lessons), (batch,))
+        pick = torch.randint(len(lessons), (64,))
         width = int(mask[pick].sum(-1).max())
         loss = model(ids[pick, :width], attention_mask=mask[pick, :width], labels=labels[pick, :width]).loss
         optimizer.zero_grad()
