@@ -56,6 +56,17 @@ def test_small_groups_find_their_prompts_however_large_n_is() -> None:
     assert waiting("solo adaptive.allocator.n=2", n=32, passes=0.5).informative > 0
 
 
+def test_an_allocator_of_ones_own_finds_its_prompts_whatever_its_options_are_called(tmp_path) -> None:
+    """Its groups of one were taken to be of 32: the pool had too few prompts, and a quarter of the rollouts was simulated."""
+    (tmp_path / "mine.py").write_text(
+        "import numpy as np\nfrom verl_adaptive import Allocator\n\nclass Single(Allocator):\n    name = 'single'\n"
+        "    def fixed_size(self, n):\n        return 1\n"
+        "    def first(self, rows, planned, progress):\n        return np.ones(len(rows), dtype=np.int64)\n"
+    )
+    own = f"adaptive/allocator=custom adaptive.allocator.name={tmp_path}/mine.py:Single"
+    assert waiting(f"solo {own}", n=32, passes=0.5).rollouts == 1
+
+
 def test_a_large_step_is_made_smaller_with_its_machine() -> None:
     """Eight times the batch on eight times the slots, simulated at a quarter of that, costs what the small one costs."""
     small, large = (

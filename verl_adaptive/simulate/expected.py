@@ -19,6 +19,7 @@ from typing import Any, get_type_hints
 import numpy as np
 
 from verl_adaptive.config import AdaptiveConfig, check
+from verl_adaptive.engine.shape import step_shape
 from verl_adaptive.policy import PARTS, find_part
 from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
 from verl_adaptive.simulate.driver import Simulation
@@ -99,7 +100,7 @@ def expected_waiting(
     check(0 < share <= 1, "share", share, "must be in (0, 1]: the share of groups that have variance")
     clock = clock or ClockConfig()
     # A pass over the pool is as many steps of GRPO as it takes for a step to find its prompts: smaller steps, then.
-    a_pass = max(_STEPS, min(_MOST_STEPS, round(_ENOUGH / share)), _groups(config, n))
+    a_pass = max(_STEPS, min(_MOST_STEPS, round(_ENOUGH / share)), step_shape(config, 1, n, n).groups)
     factor = max(1, math.ceil(batch * n * a_pass / (most * _STEPS)))
     smaller = min(batch, max(_GROUPS, round(batch / factor)))
     m, scale = clock.machine, batch / smaller
@@ -156,11 +157,6 @@ def _scaled(config: AdaptiveConfig, step: float, steps: float) -> AdaptiveConfig
         for options in [getattr(config, role)]
     }
     return replace(config, **(shrink(vars(config), AdaptiveConfig) | parts))
-
-
-def _groups(config: AdaptiveConfig, n: int) -> int:
-    """Groups that a step makes of one of GRPO's (:func:`verl_adaptive.engine.shape.step_shape`)."""
-    return -(-n // (config.allocator.get("n") or n)) if config.batch_unit == "rollouts" else 1
 
 
 def _pool(size: int, n: int, share: float, hopeless: float = HOPELESS) -> np.ndarray:
