@@ -248,7 +248,7 @@ def settings(words: list[str]) -> dict[str, Any]:
     with initialize_config_module("verl.trainer.config", version_base=None):
         config = compose("ppo_trainer", overrides=words)
     actor, rollout = config.actor_rollout_ref.actor, config.actor_rollout_ref.rollout
-    packages = [name for name in (rollout.name, f"{rollout.name}-cpu") if version_of(name)]
+    versions = [have for name in (rollout.name, f"{rollout.name}-cpu") if (have := version_of(name))]
     computed = "the engine's own"
     if actor.strategy in ("fsdp", "fsdp2"):  # whose engine does not read fsdp_config.dtype
         mixed = actor.fsdp_config.get("mixed_precision") or {}
@@ -258,7 +258,7 @@ def settings(words: list[str]) -> dict[str, Any]:
         "ranks": config.trainer.n_gpus_per_node
         * config.trainer.nnodes
         // actor.get("ulysses_sequence_parallel_size", 1),
-        "engine": " ".join([rollout.name, *(version_of(name) for name in packages[:1])]),
+        "engine": " ".join([rollout.name, *versions[:1]]),
         "replicas": replicas_of(config),
         "TP": rollout.tensor_model_parallel_size,
         "rollout dtype": rollout.dtype,

@@ -500,9 +500,8 @@ def _environment() -> dict[str, str]:
 
 
 def _versions() -> dict[str, str]:
-    found = {name: compat.version_of(name) for name in PACKAGES}
-    own = {"verl-adaptive": __version__, "python": platform.python_version()}
-    return own | {name: version for name, version in found.items() if version}
+    found = {name: have for name in PACKAGES if (have := compat.version_of(name))}
+    return {"verl-adaptive": __version__, "python": platform.python_version()} | found
 
 
 def _machine() -> dict[str, Any]:
