@@ -17,7 +17,7 @@ from verl_adaptive.stats.chance import LISTED, fdr_score, two_rates
 from verl_adaptive.stats.prompts import Prompts
 
 
-def cut_at_common(runs: Sequence[Run], *, whole: bool = False) -> tuple[list[Run], list[dict[str, Any]]]:
+def cut_at_common(runs: Sequence[Run], *, whole: bool) -> tuple[list[Run], list[dict[str, Any]]]:
     """Runs up to the last step at which none had generated more than another generated in all.
 
     Args:

@@ -151,7 +151,7 @@ def _plain(values: np.ndarray, digits: int) -> list[float | None]:
     return [int(v) if v is not None and v.is_integer() else v for v in rounded]
 
 
-def _hover(x: np.ndarray, series: Sequence[Series], percent: bool = False) -> dict[str, Any]:
+def _hover(x: np.ndarray, series: Sequence[Series], percent: bool) -> dict[str, Any]:
     """What the script needs: each line's points as numbers; of values four digits are as many as a chart shows."""
     lines = [[s.name, s.color, _plain(s.values, 4), *([] if s.x is None else [_plain(s.x, 9)])] for s in series]
     return {"at": _plain(x, 9), "lines": lines, "percent": percent}

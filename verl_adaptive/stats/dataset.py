@@ -47,7 +47,7 @@ def keys_of(path: str, identity: Identity = CONTENT) -> tuple[np.ndarray, list[s
     return keys_array(keys), sources
 
 
-def text_of(row: Mapping[str, Any], prompt_key: str = "prompt") -> str:
+def text_of(row: Mapping[str, Any], prompt_key: str) -> str:
     """A prompt as one text: its last message, or the text itself."""
     value = row.get(prompt_key)
     if isinstance(value, list | tuple) and value and isinstance(value[-1], Mapping):

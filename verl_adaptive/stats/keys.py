@@ -369,7 +369,7 @@ _BOOKKEEPING = frozenset({"index", "split", "extra_info.index", "extra_info.spli
 
 
 def first_difference(
-    rows: Iterable[Mapping[str, Any]], keys: np.ndarray, identity: Identity = CONTENT
+    rows: Iterable[Mapping[str, Any]], keys: np.ndarray, identity: Identity
 ) -> tuple[int, int, list[str]] | None:
     """The first two rows that have one key and differ in something else that verl hands to the agent loop.
 

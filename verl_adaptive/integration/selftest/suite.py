@@ -349,7 +349,7 @@ def _plain(item: Item, run: ProcessRun) -> None:
 def _judged(
     item: Item,
     run: ProcessRun,
-    plain: Item | None = None,
+    plain: Item | None,
     steps: Sequence[int] = range(1, STEPS + 1),
     before: dict[str, Any] | None = None,
 ) -> None:
