@@ -23,6 +23,7 @@ from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
 from tests.simulated import not_simulated  # noqa: F401  # a fixture
 from verl_adaptive import simulate
+from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat, composing, inspect
 from verl_adaptive.stats import Journal, StatsTable, write_snapshot
