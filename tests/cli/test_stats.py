@@ -25,7 +25,6 @@ from verl_adaptive.report.lists import lists_of
 from verl_adaptive.report.overview import BINS, histogram
 from verl_adaptive.simulate.traces import read_trace
 from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run, warm_start, write_snapshot
-from verl_adaptive.stats.dataset import text_of
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.journal import attempts_in
@@ -105,7 +104,7 @@ def test_the_picture_in_the_terminal(finished, call) -> None:
     assert len(bars) == len(BINS)
     assert max(len(bar) for _, bar in bars) == 40 and all((count == "0") == (bar == "") for count, bar in bars)
     assert "\nby data source\n" in out and re.search(r"^ gsm8k +20 +20 +\d", out, flags=re.M)
-    assert re.search(r"^Never solved\n+( .*\n)+ [0-9a-f]{32} +math ", out, flags=re.M)
+    assert re.search(r"^Never solved\n+( .*\n)+ [0-9a-f]+ +math ", out, flags=re.M)  # a narrow terminal breaks the key
 
 
 def test_the_texts_of_listed_prompts(finished, tmp_path, call) -> None:
@@ -113,9 +112,11 @@ def test_the_texts_of_listed_prompts(finished, tmp_path, call) -> None:
     words = (finished.folder, "--data", data, "--limit", "60")
     texts = {row["key"]: row["text"] for row in selected(call, *words)}
     first, *others = key_hex(dataset_keys(finished.rows))
-    assert texts.pop(first) is None and texts == dict(zip(others, map(text_of, finished.rows[1:]), strict=True))
+    asked = [row["prompt"][-1]["content"] for row in finished.rows[1:]]
+    assert texts.pop(first) is None and texts == dict(zip(others, asked, strict=True))
     out = call("stats", *words)[1]
-    assert f"\n{others[0]}  What is 1 + 1?\n" in out and f"\n{first}  (not in the data set)\n" in out
+    for key, text in ((others[0], "What is 1 + 1?"), (first, "(not in the data set)")):
+        assert re.search(rf"^{key[:12]}\w*  {re.escape(text)}$", out, flags=re.MULTILINE)
 
 
 @pytest.mark.parametrize("width", [80, 120])
