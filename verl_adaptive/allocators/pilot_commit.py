@@ -101,8 +101,8 @@ class PilotCommit(PooledAllocator):
             choose: with ``pipelined``, which held groups commit when there are more than the batch needs: ``random``
                 (published for 4B and larger) or ``max_variance`` (published for 1.5B: nearest to half solved, the newest first).
             max_age: steps that in-band pilots may wait for their commit; older ones are given up.
-            factor: prompts piloted at first, as a multiple of B (published: G = 3 B); null: 3 B in the first step, then as
-                many as the recent in-band share calls for and a tenth more.
+            factor: prompts piloted at first, as a multiple of B (published: G = 3 B); null: 3 B until one is in the band,
+                then as many as the recent in-band share calls for and a tenth more.
             judge: what pilots are judged by. ``success``: what ``adaptive.success`` counts. ``auto``: that too, but where
                 it is left at its default and the signal takes more than 8 different values, from the second step on the
                 signal itself, scaled to the range that the pilots of recent steps covered.
