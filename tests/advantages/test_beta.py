@@ -52,8 +52,10 @@ def test_the_signals_tolerance_is_of_rewards_where_they_are_the_signal(signal) -
 
 
 def slow(options: dict, rewards: list[list[float]], success: list[list[float]], kept: list[list[int]]) -> list[float]:
-    out, sizes = [], [len(k) for k in kept]
+    out, sizes = [], [len(k) for k in kept if k]
     for r, s, chosen in zip(rewards, success, kept, strict=True):
+        if not chosen:  # none of its rows is in the batch
+            continue
         n, c = len(r), sum(s)
         mine = [r[j] for j in chosen]
         base = mine if options["baseline"] == "retained" else r
@@ -91,9 +93,9 @@ def test_equals_slow_loops(seed: int) -> None:
         levels = rng.choice([0.0, 1.0, -1.0, 0.25, 0.8], size=rng.integers(1, 4), replace=False)
         rewards.append(rng.choice(levels, n).tolist())
         success.append([min(max(r, 0.0), 1.0) for r in rewards[-1]])
-        kept.append(sorted(rng.permutation(n)[: rng.integers(1, n + 1)].tolist()))
+        kept.append(sorted(rng.permutation(n)[: rng.integers(0, n + 1)].tolist()))
     groups = Groups.from_lists(range(50), rewards, success=success)
-    rows = np.concatenate([groups.offsets[g] + np.array(k) for g, k in enumerate(kept)])
+    rows = np.concatenate([groups.offsets[g] + np.array(k, dtype=np.int64) for g, k in enumerate(kept)])
     order = rng.permutation(len(rows))  # verl balances the batch
     made = beta(**options)
     out = made.compute(groups.reward[rows[order]], groups.group_of[rows[order]], groups)

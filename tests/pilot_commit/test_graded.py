@@ -102,6 +102,19 @@ def test_correctness_with_bonuses_is_judged_by_success(values):
     assert engine.policy.allocator._range is None
 
 
+def test_a_graded_signal_that_is_nearly_always_the_same_has_no_range(caplog):
+    """Sparse rewards with a bonus: both ends of the range would be 0, and no pilot had a place in it."""
+    engine, world = make_engine("epoch", "pilot_commit", "band", p=np.full(1000, 0.5), batch=64, n=8)
+    rng = np.random.default_rng(0)
+    requests = engine.begin(1)
+    while requests is not None:
+        back = world.roll(requests)
+        back.signal[:] = np.where(rng.random(back.rollouts) < 0.04, rng.random(back.rollouts), 0.0)
+        requests = engine.receive(back)
+    engine.finish()
+    assert engine.policy.allocator._range is None and "judged by the signal" not in caplog.text
+
+
 def test_a_resume_makes_no_difference():
     whole = made(LEVELS)
     wanted = play(whole, LEVELS, range(1, 9))
