@@ -73,7 +73,7 @@ OPTIONS = st.fixed_dictionaries(
         "decay": st.sampled_from([0.0, 0.5, 0.9, 1.0]),
         "strength": st.sampled_from([0.5, 4.0]),
         "prior": st.sampled_from(["source", "all"]),
-        "shrink": st.sampled_from([0.5, 4.0]),
+        "shrink": st.sampled_from([0.0, 0.5, 4.0]),
         "scale": st.sampled_from(["running", "whiten", "none"]),
     }
 )
