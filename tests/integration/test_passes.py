@@ -1,6 +1,8 @@
 """The worker groups that go over a step's rows: each with its own data-parallel ranks and micro batches.
 
-Worker groups on several devices cannot be here; a stand-in answers with its ranks and keeps what it was sent.
+Worker groups on several devices cannot be here; a stand-in answers with its ranks and keeps what it was sent. So do
+mocks of the store and the engine, where a test is of what the trainer asks of them as it begins: a whole one begins with Ray,
+models and servers, in tests/e2e.
 """
 
 from __future__ import annotations
