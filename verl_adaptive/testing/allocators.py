@@ -69,6 +69,7 @@ class AllocatorConformance(PartConformance):
         for count in (0, 1, 7):
             n = answers.first(allocator, np.arange(count), None, self.progress())
             assert allocator.fixed_size(self.facts.n) in (None, *n.tolist()) or not count, "fixed_size is not first's"
+            answers.fund(allocator, n, None)  # of no prompt, too: an engine that resumes asks whether there is a pool
 
     def test_review_of_nothing(self) -> None:
         answers.more(self.bound(), "review", Groups.empty(), self.progress(rounds=1))
