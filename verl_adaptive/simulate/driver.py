@@ -183,11 +183,11 @@ def make_simulation(
     Raises:
         ConfigError, AdaptiveError: the preset or an override makes no sense.
     """
-    words = split_words(preset)
+    words = [*split_words(preset), *overrides]
     beside = words[0] in (*PEERS, *REFERENCES)
     if beside and len(words) > 1:
         raise UsageError(f"{words[0]} takes no overrides: it is plain GRPO with prompts chosen otherwise")
-    config = compose_preset(["grpo"]) if beside else compose_preset([*words, *overrides])
+    config = compose_preset(["grpo"] if beside else words)
     config = replace(config, seed=seed, total_rollouts=budget)
     reference = words[0] if beside else ""
     return Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, reference=reference, **more)
