@@ -170,13 +170,15 @@ def test_a_steps_rows_in_minibatches_with_the_tokens_of_those_left_out(monkeypat
     queue = SimpleNamespace(kv_batch_put=put, kv_batch_get=lambda keys, **_: {"loss_mask": [masks[k] for k in keys]})
     monkeypatch.setattr("verl_adaptive.integration.minibatches.tq", queue)
     there = [key for key, trains in done.sequences if trains]
-    tags = [{"seq_len": length, "response_len": 3} for length in [5, 9, 9, 5] * 2]
+    # as they came, all the long ones would be one rank's
+    tags = [{"seq_len": length, "response_len": 3} for length in [9] * 4 + [5] * 4]
     made = trainer._balance_batch(KVBatchMeta(partition_id="train", keys=there, tags=tags), metrics)
     assert sorted(made.keys) == sorted(there) and [tags[there.index(key)] for key in made.keys] == made.tags
     by_rank = np.array(made.keys).reshape(2, 2, 2)  # rank, minibatch, row
     assert [sum(int(masks[key].sum()) for key in by_rank[:, m].ravel()) for m in (0, 1)] == [2 * 4 * 3] * 2
     assert [layout.updates for layout in trainer._now.layouts] == [2] and trainer._now.rows == ["of all groups"]
-    assert metrics["global_seqlen/balanced_max"] == metrics["global_seqlen/balanced_min"] == 28  # one of each length
+    assert metrics["global_seqlen/balanced_max"] == metrics["global_seqlen/balanced_min"] == 28  # two of each length
+    assert [metrics[f"global_seqlen/{name}"] for name in ("min", "max", "minmax_diff")] == [20, 36, 16]
 
 
 @pytest.mark.parametrize("role", [None, "critic", "actor_rollout_ref.ref"])

@@ -109,11 +109,12 @@ class MinibatchMixin(_Trainer):
             keys.append(key)
             tags.append(tag)
         self._carry_zero_rows(layout, keys, tags, batch.partition_id)
-        share = len(keys) // ranks
+        # verl compares the ranks' shares with those of the order before, which ends in padding
+        before = np.argsort(np.where(layout.order == PAD, len(length), layout.order), kind="stable")
         metrics.update(
             log_seqlen_unbalance(
-                seqlen_list=[int(tag["seq_len"]) for tag in tags],
-                partitions=[list(range(r * share, (r + 1) * share)) for r in range(ranks)],
+                seqlen_list=[int(tags[i]["seq_len"]) for i in before],
+                partitions=np.argsort(before).reshape(ranks, -1).tolist(),
                 prefix=logging_prefix,
             )
         )
