@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from fnmatch import fnmatch
 from pathlib import Path
 
 import numpy as np
@@ -127,3 +128,13 @@ def test_reasons_are_those_of_the_filters_and_the_engine() -> None:
     rejected = {find_part("filter", name).rollout_reason for name in PARTS["filter"]}
     engines = "zero_advantage failed lost aborted expired incomplete stale gone none_left"
     assert reasons() == own | rejected | set(engines.split())
+
+
+def test_what_becomes_of_verls_counts_is_said() -> None:
+    """The plugin has the place of verl's buffer, so that its counts of dropped groups were missing, and nothing said so."""
+    utils = pytest.importorskip("verl.trainer.ppo.v1.utils")
+    ray_trainer = pytest.importorskip("verl.trainer.ppo.ray_trainer")
+    names = [name for name in utils.MetricsAggregator().aggregation_rules["sum"] if name.startswith("training/")]
+    names += ray_trainer.compute_spec_decode_metrics([2], [1], [1])
+    said = re.findall(r"`([\w/*]+)`", DOC.read_text().split("## verl's own curves")[1].split("\n## ")[0])
+    assert len(names) > 4 and not [name for name in names if not any(fnmatch(name, pattern) for pattern in said)]
