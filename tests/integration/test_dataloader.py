@@ -63,14 +63,29 @@ def test_whole_batches_are_read_ahead_once():
     assert stream.size == 24  # verl drops the last 6 of each pass, which therefore has no more
 
 
-@pytest.mark.parametrize("chunk", [1, 8])
-def test_a_stream_goes_on_where_it_stopped(chunk):
+@pytest.mark.parametrize("workers", [0, 2])
+def test_prompts_that_are_taken_one_by_one_have_verls_order(workers):
+    """Asynchronous trainers and gates had another permutation than verl's loader, and than ``grpo`` in ``sync``."""
     rows = Rows()
-    stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=0)
+    verls = StatefulDataLoader(
+        *(NumberedDataset(rows, read=False), 1),
+        num_workers=workers,
+        collate_fn=_keep_items,
+        sampler=shuffled(rows),
+        drop_last=True,
+    )
+    expected = [index for _ in range(3) for items in verls for index, _ in items]
+    assert DataloaderPrompts(rows, shuffled(rows), chunk=1, workers=workers).take(3 * SIZE).tolist() == expected
+
+
+@pytest.mark.parametrize(("chunk", "workers"), [(1, 0), (1, 2), (8, 0)])
+def test_a_stream_goes_on_where_it_stopped(chunk, workers):
+    rows = Rows()
+    stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=workers)
     stream.take(8)
     state = stream.loader.state_dict()
     expected = [stream.take(8)[:8] for _ in range(6)]  # into the second epoch
-    other = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=0)
+    other = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=workers)
     other.loader.load_state_dict(state)
     assert all(np.array_equal(e, other.take(8)[:8]) for e in expected)
 

@@ -41,9 +41,12 @@ class _Loader(StatefulDataLoader):
 
     Attributes:
         weights_saved: called when verl asks for the state: of a checkpoint, the weights are written by then.
+        twice: made without workers where verl's loader has some, whose order it keeps.
     """
 
     num_workers: int
+    next_iter_state: dict[str, Any] | None
+    twice = False
     weights_saved: Callable[[], None] = staticmethod(lambda: None)
 
     def state_dict(self) -> dict[str, Any]:
@@ -59,6 +62,8 @@ class _Loader(StatefulDataLoader):
             super().state_dict()  # gives the data set its own now; else with the first fetch, which a pool never makes
 
     def _get_iterator(self) -> Any:
+        if self.twice and not self.num_workers and self.next_iter_state is None:
+            iter(self.batch_sampler)  # torchdata makes two where it has workers, and each draws a permutation
         try:
             return super()._get_iterator()
         except StopIteration:  # of a resume with a data set that ends before the position reached
@@ -84,7 +89,8 @@ class DataloaderPrompts:
         sampler: verl's sampler for it (``create_rl_sampler``).
         chunk: prompts per fetch; verl's batch for plain epoch order, 1 for gated streams: of those only the positions
             come, and a prompt is read (with its images) once it is admitted.
-        workers: ``data.dataloader_num_workers``, which read whole fetches ahead.
+        workers: ``data.dataloader_num_workers``, which read whole fetches ahead; the order of prompts depends on whether
+            there are any.
 
     Attributes:
         loader: the dataloader; verl checkpoints it.
@@ -104,6 +110,7 @@ class DataloaderPrompts:
             collate_fn=_keep_items,
             sampler=sampler,
         )
+        self.loader.twice = workers > 0 and not whole
         self._iterator: Iterator | None = None
         self.held: dict[int, dict] = {}
 
