@@ -495,7 +495,7 @@ def test_snapshots_of_another_training_in_the_same_place_are_not_its_own(tmp_pat
     make_run(tmp_path / "run", steps=4)
     (tmp_path / "run").rename(tmp_path / "moved")
     make_run(tmp_path / "run", steps=3)
-    assert open_run(tmp_path / "moved").retired is None and open_run(tmp_path / "run").retired == (3, 3)
+    assert open_run(tmp_path / "moved").retired == (3, 4) and open_run(tmp_path / "run").retired == (3, 3)
     make_run(tmp_path / "run", steps=5, snapshot=False)  # from scratch
     assert open_run(tmp_path / "run").retired is None
 

@@ -110,6 +110,23 @@ def test_steps_that_a_checkpoint_has_and_the_journal_has_not_are_missing(tmp_pat
     assert open_run(tmp_path).gaps() == []
 
 
+def test_a_copy_of_a_run_has_checkpoints_of_its_own(tmp_path: Path) -> None:
+    """It was said to lack the steps that the original had trained since."""
+    run, copy = tmp_path / "run", tmp_path / "copy"
+    with Journal(run / "adaptive", {"checkpoints": str(run)}) as journal:
+        journal.begin(0)
+        for step in (1, 2):
+            commit(journal, step)
+            meta = {"step": step, "attempt": journal.id}
+            write_snapshot(run / f"global_step_{step}" / "adaptive", StatsTable(), {}, meta=meta)
+            if step == 1:
+                assert written(journal)
+                shutil.copytree(run, copy)
+    assert open_run(copy).gaps() == open_run(run).gaps() == []
+    shutil.rmtree(copy / "global_step_1")  # it lacks them now: what is saved elsewhere is told
+    assert open_run(copy).gaps() == [(2, 2, "not written when global_step_2 was saved")]
+
+
 @pytest.mark.parametrize("name", ["pipe", "1.jsonl", "attempt-0/attempt.json", "global_step_1/adaptive/manifest.json"])
 def test_a_pipe_is_not_waited_for(name: str, tmp_path: Path) -> None:
     path = tmp_path / name

@@ -294,9 +294,9 @@ class Run:
         return run
 
     def _checkpoints(self) -> str:
-        """The folder of a run's snapshots: as the run says or, of a journal that was moved with them, the one that it is in."""
-        folder = self.about.get("checkpoints")
-        return folder if isinstance(folder, str) and os.path.isdir(folder) else os.path.dirname(self.where)
+        """The folder of a run's snapshots: the one that its journal is in, which may be a copy's, or as the run says."""
+        here, said = os.path.dirname(self.where), self.about.get("checkpoints")
+        return said if isinstance(said, str) and _newest(Path(here)) is None else here
 
 
 def _plain(meta: dict[str, Any]) -> dict[str, Any]:
