@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -74,3 +76,6 @@ def test_refusals() -> None:
         step_shape(config(n=3), 16, 8, 1000)
     with pytest.raises(ConfigError, match=r"^adaptive\.batch_unit='rollouts': .*allocator=aero"):
         step_shape(config(allocator="aero"), 16, 8, 1000)
+    planned = replace(config(), sampler={"name": "cero"})  # the size set here was then refused as the user's own
+    with pytest.raises(ConfigError, match=r"^adaptive\.batch_unit='rollouts': .*sampler=cero plans"):
+        step_shape(planned, 16, 8, 1000)

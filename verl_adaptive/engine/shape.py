@@ -50,17 +50,24 @@ def step_shape(config: AdaptiveConfig, batch: int, n: int, prompts: int, ahead: 
         needs no more prompts than there are, with batches ahead a third of them (``ROOM``); of size ``n`` if none does.
 
     Raises:
-        ConfigError: there is no step; the allocator does not give every prompt the same number, or one that does not divide
-            ``n``.
+        ConfigError: there is no step; with ``batch_unit=rollouts`` the sampler plans group sizes, or the allocator does not
+            give every prompt the same number, or one that does not divide ``n``.
     """
     for key, value in (("data.train_batch_size", batch), ("actor_rollout_ref.rollout.n", n)):
         check(value >= 1, key, value, "must be 1 or greater")
     allocator = cast(Allocator, make_part("allocator", config.allocator))
     fixed = allocator.fixed_size(n)
+    plans = cast(type[Sampler], find_part("sampler", config.sampler["name"])).plans_rollouts
     if config.batch_unit == "groups":
         # A sampler that plans rollouts has a budget of n for each prompt, whatever an allocator makes of its plan.
-        plans = fixed is None and cast(type[Sampler], find_part("sampler", config.sampler["name"])).plans_rollouts
-        return StepShape(batch, n if plans else allocator.group_size(n), config, int(ahead * batch))
+        size = n if plans and fixed is None else allocator.group_size(n)
+        return StepShape(batch, size, config, int(ahead * batch))
+    check(
+        not plans,
+        "adaptive.batch_unit",
+        "rollouts",
+        f"adaptive/sampler={config.sampler['name']} plans each prompt's rollouts by itself; write adaptive.batch_unit=groups",
+    )
     check(
         fixed is not None,
         "adaptive.batch_unit",
