@@ -90,8 +90,8 @@ def test_a_stream_goes_on_where_it_stopped(chunk, workers):
     assert all(np.array_equal(e, other.take(8)[:8]) for e in expected)
 
 
-@pytest.mark.parametrize(("chunk", "now"), [(1, 0), (5, 0), (5, 3)])
 @pytest.mark.parametrize(("size", "before"), [(1, 2), (5, 2), (5, 0), (1, 0)])
+@pytest.mark.parametrize(("chunk", "now"), [(1, 0), (1, 3), (5, 0), (5, 3)])
 def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
     """Of another trainer mode or sampler, of another ``data.dataloader_num_workers``, of verl's own trainer."""
     rows = Rows()
@@ -107,12 +107,15 @@ def test_the_state_of_another_loader_is_understood(chunk, size, before, now):
         next(iterator)
     state = old.state_dict()
     expected = [i for items in (*iterator, *old) for i, _ in items]
+    assert len(expected) == 2 * SIZE - 10
+    if chunk == 1 and now and not before:  # as the state of a stream, whose next pass has the order of workers
+        expected = expected[: SIZE - 10]
     stream = DataloaderPrompts(rows, shuffled(rows), chunk=chunk, workers=now)
     stream.loader.load_state_dict(state)
     found: list[int] = []
     while len(found) < len(expected):
         found += stream.take(1).tolist()
-    assert found == expected and len(expected) == 2 * SIZE - 10
+    assert found == expected
     assert stream.loader.state_dict()  # and written again
 
 

@@ -41,7 +41,7 @@ class _Loader(StatefulDataLoader):
 
     Attributes:
         weights_saved: called when verl asks for the state: of a checkpoint, the weights are written by then.
-        twice: made without workers where verl's loader has some, whose order it keeps.
+        twice: made without workers where verl's loader has some, whose order it keeps. A resume may give it workers.
     """
 
     num_workers: int
