@@ -10,7 +10,6 @@ import asyncio
 import importlib
 import subprocess
 import sys
-import time
 import types
 import typing
 import zipfile
@@ -155,7 +154,7 @@ def test_no_request_outlives_an_abort(verls, source, kept, caplog) -> None:
     shielded = verls.SGLangHttpServer.generate
     assert hasattr(shielded, "__wrapped__"), "the plugin has not seen verl's import of the server"
 
-    async def abort() -> float:
+    async def abort() -> None:
         server = server_of(verls, source)
         generate = shielded if kept else shielded.__wrapped__
         calls = [asyncio.ensure_future(generate(server, [1, 2], {}, f"r{i}")) for i in range(64)]
@@ -166,20 +165,17 @@ def test_no_request_outlives_an_abort(verls, source, kept, caplog) -> None:
             call.cancel()
         done = await asyncio.gather(*calls, return_exceptions=True)
         assert all(isinstance(each, asyncio.CancelledError) for each in done)  # Ray has its places back at once
-        began = time.monotonic()
         await server.abort_all_requests()
         await server.sleep()
-        took = time.monotonic() - began
         await server.resume_generation()
         late = asyncio.ensure_future(generate(server, [1], {}, "next"))
         await asyncio.sleep(0.05)
         assert list(server.tokenizer_manager.scheduler.running) == ["next"]
         server.tokenizer_manager.scheduler.end(["next"])
         assert (await late).token_ids == [7]
-        return took
 
     if kept:
-        assert asyncio.run(abort()) < 10
+        asyncio.run(abort())
     else:
         with pytest.raises(AssertionError, match="only when server is idle"):
             asyncio.run(abort())

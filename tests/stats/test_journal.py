@@ -248,12 +248,10 @@ def test_a_disk_that_does_not_answer_holds_up_nothing(tmp_path: Path, monkeypatc
     assert written(writer) and not caplog.records  # is not blamed on the disk
     monkeypatch.setattr(journal, "SLOW", 0.05)
     with frozen(monkeypatch) as thaws, caplog.at_level(logging.WARNING):
-        began = time.monotonic()
-        for step in range(3, 30):
+        for step in range(3, 30):  # were one of them to wait, it would wait for `thaws`
             commit(writer, step)
             time.sleep(0.01)
         writer.commit_validation(29, {"acc": 0.5})
-        assert time.monotonic() - began < 5
         assert len(caplog.records) == 1 and "has not answered for" in caplog.text
         assert "lost" in writer._without() and not written(writer, 0.05)
         thaws.set()
@@ -272,9 +270,8 @@ def test_closing_waits_for_a_frozen_disk_only_so_long(tmp_path: Path, monkeypatc
     monkeypatch.setattr(journal, "PATIENCE", 0.2)
     with frozen(monkeypatch), caplog.at_level(logging.WARNING):
         commit(writer, 1)
-        began = time.monotonic()
         writer.close()
-        assert time.monotonic() - began < 5 and "the run has ended" in caplog.text
+        assert "the run has ended" in caplog.text
         with pytest.raises(JournalError, match="does not answer|has not answered"):
             Journal(tmp_path / "new").begin(0)
     with pytest.raises(JournalError, match=r"cannot be opened.*adaptive\.store\.dir"):
