@@ -34,7 +34,7 @@ from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import Journal, read_snapshot
 from verl_adaptive.stats.reader import JournalReader
-from verl_adaptive.stats.snapshot import SnapshotError, read_manifest, write_snapshot
+from verl_adaptive.stats.snapshot import MARKER, SnapshotError, read_manifest, write_snapshot
 
 COMMON = (
     "data.train_batch_size=4 actor_rollout_ref.actor.ppo_mini_batch_size=4 actor_rollout_ref.rollout.n=4 "
@@ -257,10 +257,10 @@ def test_a_mode_that_cannot_go_on_is_refused_before_a_model_is_loaded(tmp_path, 
     folder = tmp_path / "c" / "adaptive"
     plan = run_store_of(tmp_path, f"trainer.v1.trainer_mode={mode}")[0].plan
     if not said:
-        check_resume(folder, read_manifest(folder), plan)
+        check_resume(folder, read_manifest(folder), plan, 2)
         return
     with pytest.raises(AdaptiveError, match=said):
-        check_resume(folder, read_manifest(folder), plan)
+        check_resume(folder, read_manifest(folder), plan, 2)
 
 
 @pytest.mark.parametrize(
@@ -290,6 +290,10 @@ def test_the_snapshot_of_another_step_is_never_accepted(tmp_path):
     run_store.adaptive.resume.allow = ["policy", "dataset", "settings", "mode", "interrupted"]
     with pytest.raises(SnapshotError, match="step is 2, this run has 3$"):
         run_store.load(str(tmp_path / "c"), 3)
+    (tmp_path / "c").rename(tmp_path / "global_step_3")  # and is refused before a model is loaded
+    (tmp_path / MARKER).write_text("3")
+    with pytest.raises(SnapshotError, match="step is 2, this run has 3$"):
+        run_store.check_start()
 
 
 def test_every_setting_is_compared_or_named(tmp_path):

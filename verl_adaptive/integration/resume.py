@@ -18,25 +18,24 @@ from verl_adaptive.stats.snapshot import FOLDER, MANIFEST, MARKER, SnapshotError
 
 #: Beside a snapshot, once verl's files of the same save are there, too: its nonce.
 SAVED = "saved"
-_FINGERPRINT = "the data set's fingerprint"
 
 
-def resume_of(trainer: Any, plan: RunPlan, **expect: Any) -> tuple[str, bool]:
+def resume_of(trainer: Any, plan: RunPlan, dataset: str | None = None) -> tuple[str, bool]:
     """What verl's ``resume_mode`` leads to, and whether statistics are there to begin with.
 
-    ``trainer`` is the group of verl's configuration, ``expect`` as of :func:`check_resume`. AdaptiveError: training would refuse
+    ``trainer`` is the group of verl's configuration, ``dataset`` as of :func:`check_resume`. AdaptiveError: training would refuse
     to resume, or its journal is another run's.
     """
     mode = trainer.resume_mode
     check(mode in ("auto", "disable", "resume_path"), "trainer.resume_mode", mode, "use auto, disable or resume_path")
     if plan.only_validates:
         return "no training (trainer.val_only=true)", True
-    text, meta = _checkpoint(trainer, plan, expect)
+    text, meta = _checkpoint(trainer, plan, dataset)
     _refuse_other_run(plan, meta.get("attempt") if meta else None)
     return text, meta is not None
 
 
-def _checkpoint(trainer: Any, plan: RunPlan, expect: Mapping[str, Any]) -> tuple[str, Mapping[str, Any] | None]:
+def _checkpoint(trainer: Any, plan: RunPlan, dataset: str | None) -> tuple[str, Mapping[str, Any] | None]:
     """What training starts from, for people, and what its statistics' manifest says; None: there are none."""
     if trainer.resume_mode == "disable":
         return "starts at step 0 (trainer.resume_mode=disable)", None
@@ -59,7 +58,8 @@ def _checkpoint(trainer: Any, plan: RunPlan, expect: Mapping[str, Any]) -> tuple
         manifest = read_manifest(checkpoint / FOLDER)
     except SnapshotMissing:
         return f"resumes {checkpoint}, which has no statistics: they start {plan.begins}", None
-    accepted = check_resume(checkpoint / FOLDER, manifest, plan, **expect)
+    step = int(checkpoint.name.rpartition("_")[2])  # verl's way to know it: the folder may have been renamed
+    accepted = check_resume(checkpoint / FOLDER, manifest, plan, step, dataset)
     meta = manifest["meta"]
     known = f"resumes {checkpoint} with its statistics (step {meta.get('step')}, {meta.get('policy')}), if the data are the same"
     return "; ".join([known, *accepted]), meta
@@ -79,11 +79,13 @@ def _refuse_other_run(plan: RunPlan, attempt: str | None) -> None:
         )
 
 
-def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **expect: Any) -> list[str]:
+def check_resume(
+    folder: Path, manifest: Mapping[str, Any], plan: RunPlan, step: int, dataset: str | None = None
+) -> list[str]:
     """Compare a snapshot with the run that would go on from it; what differs and is accepted.
 
-    ``expect`` has further fields of the manifest's ``meta`` that must be equal. SnapshotError: a difference is not accepted; the
-    message names it and the way out.
+    ``step`` is the step that verl takes the checkpoint for, ``dataset`` the training set's fingerprint; None: not known.
+    SnapshotError: a difference is not accepted; the message names it and the way out.
     """
     allow, meta = plan.adaptive.resume.allow, manifest["meta"]
     accepted: list[str] = []
@@ -95,12 +97,11 @@ def check_resume(folder: Path, manifest: Mapping[str, Any], plan: RunPlan, **exp
             raise SnapshotError(f"{refused}: {way_out}")
         accepted.extend(f"{text}; accepted because of {way_out}" for text in found)
 
-    for key, want in expect.items():
-        if (have := meta.get(key)) != want:
-            text = f"{_FINGERPRINT if key == 'dataset' else key} is {have!r}, this run has {want!r}"
-            if key != "dataset":
-                raise SnapshotError(f"{folder / MANIFEST}: {text}")
-            accept(key, [text], f"{folder / MANIFEST}: {text}. To resume all the same")
+    if meta.get("step") != step:
+        raise SnapshotError(f"{folder / MANIFEST}: step is {meta.get('step')!r}, this run has {step!r}")
+    if dataset is not None and meta.get("dataset") != dataset:
+        text = f"the data set's fingerprint is {meta.get('dataset')!r}, this run has {dataset!r}"
+        accept("dataset", [text], f"{folder / MANIFEST}: {text}. To resume all the same")
     policy, hard, soft = differences(meta.get("settings"), plan.settings)
     accept("policy", policy, f"{folder / MANIFEST}: another policy: {'; '.join(policy)}. To resume all the same")
     if meta.get("nonce") not in (None, _saved_with(folder)):

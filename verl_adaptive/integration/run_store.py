@@ -120,7 +120,7 @@ class RunStore:
 
         AdaptiveError: the checkpoint or the journal is of another run, or a warm start that counts could not be read.
         """
-        _, resumes = resume_of(self.config.trainer, self.plan, dataset=self.fingerprint)
+        _, resumes = resume_of(self.config.trainer, self.plan, self.fingerprint)
         if self._no_warm_start is not None and not resumes:
             hint = f"{self._no_warm_start}; leave it out, and the statistics start empty"
             raise ConfigError("adaptive.warm_start", self.adaptive.warm_start, hint) from self._no_warm_start
@@ -279,7 +279,7 @@ class RunStore:
                 "%s holds no snapshot: a checkpoint of a run without verl-adaptive. %s", checkpoint, self.origin
             )
             return None
-        for text in check_resume(folder, manifest, self.plan, step=step, dataset=self.fingerprint):
+        for text in check_resume(folder, manifest, self.plan, step, self.fingerprint):
             logger.warning("%s: %s", folder, text)
         table, state, manifest = read_snapshot(folder)
         self._attempt = manifest["meta"].get("attempt")
