@@ -290,6 +290,19 @@ def refuse_other(config: Any, trainer: str) -> None:
         )
 
 
+def refuse_others(base: Any) -> None:
+    """Refuse presets in front of every trainer that derives from this class of verl's, unless it is ours."""
+    real = base.__init__
+
+    @functools.wraps(real)
+    def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
+        if not getattr(self, "is_adaptive", False):
+            refuse_other(config, type(self).__name__)
+        real(self, config, *args, **kwargs)
+
+    base.__init__ = guarded
+
+
 def watch() -> None:
     """Refuse presets where verl's other trainers are made, whoever composed the configuration."""
     import wrapt
@@ -297,16 +310,8 @@ def watch() -> None:
     @wrapt.when_imported("verl.trainer.ppo.ray_trainer")
     def _legacy(module: Any) -> None:  # every legacy trainer of verl's and of its recipes is one of these
         trainer = getattr(module, "RayPPOTrainer", None)
-        if trainer is None:  # a later verl has done with it
-            return
-        real = trainer.__init__
-
-        @functools.wraps(real)
-        def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-            refuse_other(config, type(self).__name__)
-            real(self, config, *args, **kwargs)
-
-        trainer.__init__ = guarded
+        if trainer is not None:  # a later verl has done with it
+            refuse_others(trainer)
 
     @wrapt.when_imported("verl.experimental.separation.utils")
     def _separate(module: Any) -> None:  # fully_async_policy's trainers never call that __init__, but this first

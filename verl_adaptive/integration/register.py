@@ -19,23 +19,10 @@ def register_all() -> None:
     """
     from verl.trainer.ppo.v1.trainer_base import TRAINER_REGISTRY, PPOTrainer
 
-    _refuse_others(PPOTrainer)
+    guard.refuse_others(PPOTrainer)  # somebody's own V1 trainer may have a replay buffer of its own
     for mode in compat.MODES:
         if mode in TRAINER_REGISTRY:
             TRAINER_REGISTRY[mode] = _either(TRAINER_REGISTRY[mode], mode)
-
-
-def _refuse_others(base: Any) -> None:
-    """A V1 trainer of somebody's own does not read the preset either, and may have a replay buffer of its own."""
-    real = base.__init__
-
-    @functools.wraps(real)
-    def guarded(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if not getattr(self, "is_adaptive", False):
-            guard.refuse_other(config, type(self).__name__)
-        real(self, config, *args, **kwargs)
-
-    base.__init__ = guarded
 
 
 @functools.cache
