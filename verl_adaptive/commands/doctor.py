@@ -342,16 +342,13 @@ class Examination:
         return {**plan.as_dict(), "cost": asdict(cost)}
 
     def _journal(self, path: str) -> None:
-        """A journal that is there already can be read and written."""
+        """A journal that is there already can be read; whether it can be written, :meth:`storage` says."""
         from verl_adaptive.stats import open_run
 
         fix = "move it away, or choose another place with adaptive.store.dir; resume does not need it"
         found = self._try("store", fix, lambda: open_run(path).newest(1))
-        if found is None:
-            return
-        writable = os.access(path, os.W_OK)
-        upto = f"has this run up to step {found[-1]['step'] if found else 0}"
-        self.judge("store", writable, f"{path} {upto if writable else 'cannot be written'}", fix)
+        if found is not None:
+            self.add("store", "ok", f"{path} has this run up to step {found[-1]['step'] if found else 0}")
 
     def storage(self, path: str) -> None:
         """A place for the journal that can be written."""
@@ -360,7 +357,9 @@ class Examination:
             exists = os.path.dirname(exists)
         writable = os.access(exists, os.W_OK)
         detail = path if writable else f"{exists} is not writable"
-        self.judge("store directory", writable, detail, "choose another trainer.default_local_dir")
+        self.judge(
+            "store directory", writable, detail, "choose another trainer.default_local_dir, or adaptive.store.dir"
+        )
 
 
 def _validated(command: Any, config: Any) -> Any:
