@@ -109,6 +109,7 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
         policy, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, ahead=block.ahead
     )
     ages: list[float] = []
+    sent: dict[int, int] = {}  # submission → step of its first request
     for step in range(block.steps):
         # What is decided does not depend on time, so the steps before those that are measured need no clock. An
         # asynchronous trainer's decisions do depend on what is back.
@@ -116,9 +117,14 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
         result = None if simulation.finished else simulation.try_step()
         if result is None:
             break
+        for submission in (t for requests in simulation.requests for t in requests.submission.tolist()):
+            sent.setdefault(submission, step)
         if step >= block.skip:
             timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, 0.0)
-            ages.append(float(clock.ages(result).mean()) if block.ahead is not None and result.trained.any() else 0.0)
+            trained = result.groups.submission[result.trained].tolist()
+            ages.append(
+                float(np.mean([step - sent[t] for t in trained])) if block.ahead is not None and trained else 0.0
+            )
     row = {**timing.row(), "age": float(np.mean(ages))}
     return {"block": name, "preset": preset, "seed": seed, "steps": simulation.step, **_rounded(row)}
 

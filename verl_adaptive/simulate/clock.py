@@ -97,7 +97,6 @@ class Clock:
         self.phases: list[Phase] = []
         self._results: dict[int, tuple[Groups, int]] = {}  # submission → what it will have come to, and its place there
         self._asked_in: dict[int, int] = {}  # submission → steps before the one in which its latest request was sent
-        self._sent_in: dict[int, int] = {}  # submission → steps before the one in which it was first sent
         self._left: dict[int, int] = {}  # submission → rollouts that are not back
 
     def generate(self, engine: Engine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
@@ -139,13 +138,6 @@ class Clock:
                 self._send(engine.receive(self._take(done)), answer)
         return self._phase(None)
 
-    def ages(self, result: StepResult) -> np.ndarray:
-        """int64: of each trained group of the last step, weight updates between its first request and its training."""
-        now = len(self.phases) - 1
-        return np.array(
-            [now - self._sent_in[t] for t in result.groups.submission[result.trained].tolist()], dtype=np.int64
-        )
-
     def _start(self, engine: Engine) -> None:
         self._poll = engine.config.poll_interval
         self._before = self.queue.now, self.queue.tokens, self.queue.occupied
@@ -175,7 +167,6 @@ class Clock:
         lengths, offsets = groups.tokens.tolist(), groups.offsets.tolist()
         for place, submission in enumerate(groups.submission.tolist()):
             self._asked_in[submission] = len(self.phases)
-            self._sent_in.setdefault(submission, len(self.phases))
             mine = lengths[offsets[place] : offsets[place + 1]]
             # Lost rollouts take no time in the model, nor do they count. Where none survived, one of no length brings the group
             # back: a slot is all that it waits for.
