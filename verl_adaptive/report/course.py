@@ -16,6 +16,7 @@ from verl_adaptive.report.overview import BINS, bins_of
 from verl_adaptive.stats import Run
 from verl_adaptive.stats.history import Window
 from verl_adaptive.stats.visits import by_prompt, difficulty
+from verl_adaptive.text import counted
 
 #: Points of a curve; more would not be seen.
 POINTS = 120
@@ -26,7 +27,7 @@ VISITS = 10
 #: Data sources with a curve of their own, the largest; one more is all the others.
 SOURCES = 20
 #: What is summed for every bin and source.
-SUMS = ("groups", "judged", "rollouts", "successes", "reward", "known", "clipped", "tokens")
+SUMS = ("judged", "rollouts", "successes", "reward", "known", "clipped", "tokens")
 
 CLASSES = ("all wrong", "hard", "middle", "easy", "all right", "failed")
 
@@ -118,13 +119,12 @@ class History:
             sizes.update(w.n[chosen].tolist())
 
     def _sum(self, w: Window, home: np.ndarray) -> None:
-        bins, sources = self.sums["groups"].shape
+        bins, sources = self.sums["judged"].shape
         cell = home * sources + self._source_of[w.row]
         solved = w.usable & (w.rate > 0)
         np.minimum.at(self._first, self._code[w.row[solved]], w.step[solved])
         judged = w.usable.astype(np.float64)
         values = {
-            "groups": np.ones(len(cell)),
             "judged": judged,
             "rollouts": judged * w.n,
             "successes": np.where(w.usable, w.success, 0.0),
@@ -172,9 +172,7 @@ class History:
             # The run's account has these steps, the groups do not; nor do the steps that are left know the prompts that
             # were put to rest before, so comparing only those would not be fair either.
             lost = sum(last - first + 1 for first, last, _ in gaps)
-            return {
-                "why": f"the journal lacks {lost:,} step{'s' if lost > 1 else ''}, and what trained there is not known"
-            }
+            return {"why": f"the journal lacks {counted(lost, 'step')}, and what trained there is not known"}
         seen = self._seen > 0
         if not self._sizes:
             return {"why": "no group has trained yet"}
