@@ -430,10 +430,13 @@ def test_a_store_that_is_there_already(examine, tmp_path) -> None:
 
 
 def test_a_place_that_cannot_be_written(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     examination = doctor.Examination()
+    (tmp_path / "file").touch()
+    examination.storage(f"{tmp_path}/file/p/e")  # where a run ends with a JournalError
+    monkeypatch.setattr(os, "access", lambda *_: False)  # root may write everywhere
     examination.storage(f"{tmp_path}/not/yet")
-    assert not examination.healthy and examination.checks[0].detail == f"{tmp_path} is not writable"
+    said = [f"{tmp_path}/file is not a folder", f"{tmp_path} is not writable"]
+    assert [(check.status, check.detail) for check in examination.checks] == [("fail", text) for text in said]
 
 
 def test_a_store_that_has_another_run_of_this_name(examine, tmp_path) -> None:

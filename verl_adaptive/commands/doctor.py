@@ -342,7 +342,7 @@ class Examination:
         return {**plan.as_dict(), "cost": asdict(cost)}
 
     def _journal(self, path: str) -> None:
-        """A journal that is there already can be read; whether it can be written, :meth:`storage` says."""
+        """A journal that is there already can be read; :meth:`storage` sees whether it can be written."""
         from verl_adaptive.stats import open_run
 
         fix = "move it away, or choose another place with adaptive.store.dir; resume does not need it"
@@ -353,13 +353,11 @@ class Examination:
     def storage(self, path: str) -> None:
         """A place for the journal that can be written."""
         exists = path
-        while not os.path.isdir(exists):
+        while not os.path.lexists(exists):
             exists = os.path.dirname(exists)
-        writable = os.access(exists, os.W_OK)
-        detail = path if writable else f"{exists} is not writable"
-        self.judge(
-            "store directory", writable, detail, "choose another trainer.default_local_dir, or adaptive.store.dir"
-        )
+        lacks = "a folder" if not os.path.isdir(exists) else "writable" if not os.access(exists, os.W_OK) else ""
+        fix = "choose another trainer.default_local_dir, or adaptive.store.dir if that is set"
+        self.judge("store directory", not lacks, f"{exists} is not {lacks}" if lacks else path, fix)
 
 
 def _validated(command: Any, config: Any) -> Any:
