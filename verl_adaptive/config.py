@@ -356,11 +356,10 @@ class AdaptiveConfig:
             ConfigError: with the key, the value and what to write instead.
         """
         if not isinstance(data, Mapping):
-            hint = "must be a preset: +adaptive=greso, aero, cero, pilot_commit, …"
-            if isinstance(data, str):
-                hint += (
-                    "; if you wrote one of these, Hydra did not find it: reinstall verl-adaptive in this environment"
-                )
+            hint = (
+                "must be a preset: write +adaptive=solo or another on the command line, or `- adaptive: solo` in the defaults "
+                "list of your YAML; if you did, Hydra did not find it: reinstall verl-adaptive in this environment"
+            )
             raise ConfigError("adaptive", data, hint)
         return build(cls, data, "adaptive")
 
