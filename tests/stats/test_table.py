@@ -97,6 +97,9 @@ def test_policies_declare_columns_of_their_own() -> None:
     for bad in (Column("O"), Column("S4"), Column("u1", -1), Column("u1", 300), Column("i4", math.nan)):
         with pytest.raises(ValueError, match="column|default"):
             table.declare("c", {"x": bad})
+    for bad in ("f4", 3.0):
+        with pytest.raises(ValueError, match=r'write a type and a default: Column\("f4", 0\.0\)'):
+            table.declare("c", {"x": bad})
     with pytest.raises(ValueError, match="namespace"):
         table.declare("", {"x": Column("f4")})
     with pytest.raises(KeyError, match=r"no column 'nope'.*visits.*a\.x"):

@@ -145,7 +145,7 @@ class StatsTable:
         wanted: dict[str, Column] = {}
         for name, column in columns.items():
             if not isinstance(column, tuple):  # "f4" would be type f, default 4
-                raise ValueError(f"column {name} is declared as {column!r}; write Column({column!r}, 0)")
+                raise ValueError(f'column {name} is {column!r}; write a type and a default: Column("f4", 0.0)')
             try:
                 wanted[f"{namespace}.{name}"] = Column(*column).normal()
             except (TypeError, ValueError) as error:
