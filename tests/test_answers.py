@@ -68,7 +68,7 @@ FAULTS: dict[str, Case] = {
         r"Clears\)\.end_step fails: ValueError: .*read-only \(.*test_answers\.py, line",
         end_step=lambda self, _: self.table.col("visits").fill(0),
     ),
-    "Columns": gate(r"bind fails: ValueError: column a .*; write Column\('f4', 0\)", columns={"a": "f4"}),
+    "Columns": gate(r"bind fails: ValueError: column a .*; write a type and a default: Column", columns={"a": "f4"}),
     "Type": gate("bind fails: ValueError: column a: data type 'x9'", columns={"a": Column("x9", 0)}),
     "Unmade": gate("Unmade.__init__ must call super", __init__=lambda self, options: None),
     "Bare": pool(r"pick must answer Pick\(rows\)", pick=lambda self, rows, k, _: rows[:k]),
