@@ -69,13 +69,13 @@ _SPENT = (
     ("not trained", "wasted", "share of the generated rollouts"),
     ("compute vs GRPO", "compute_ratio", "2 x generated + 6 x trained tokens"),
     ("signal per rollout", "signal", "4cm/(c + m) of the trained groups, c answers right and m wrong"),
-    ("share of oracle's gain", "efficiency_signal", "0: GRPO; 1: oracle_best, which picks the largest true p(1 - p)"),
+    ("oracle's gain: signal", "efficiency_signal", "0: GRPO; 1: oracle_best, which picks the largest true p(1 - p)"),
     ("regret", "regret", "share of 4p(1 - p) missed by not picking the best prompts of the run's own pool"),
 )
 _POOL = (
     ("policy", "preset", ""),
     ("final pass rate", "pool_end", "mean true pass rate of the pool"),
-    ("share of oracle's gain", "efficiency_pool_end", ""),
+    ("oracle's gain: pass rate", "efficiency_pool_end", "the same of the final pass rate"),
     (
         "estimate RMSE",
         "estimate_error",
