@@ -35,15 +35,13 @@ from verl_adaptive.simulate.equal_budget import BASELINE, by_preset, to_baseline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "clock.json"
 
-#: What sending long answers first is worth is seen beside this one.
-UNSORTED = "solo adaptive.longest_first=false"
 #: Policies beside the shipped presets, which all run: options. Rows of generation rounds are in commit ff7a59c, the last to have them.
 VARIANTS = (
     "pilot_commit adaptive.allocator.form=pipelined",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band",
     "greso adaptive/allocator=pilot_commit adaptive/filter=band adaptive.allocator.form=pipelined",
     " ".join(TIGHT),
-    UNSORTED,
+    "solo adaptive.longest_first=false",
 )
 #: What an asynchronous trainer has no use for, or refuses: plans of whole steps, pilots for a later generation.
 #: Groups of one are left out for time: a window of them is some thousand groups.

@@ -75,7 +75,7 @@ _SPENT = (
 _POOL = (
     ("policy", "preset", ""),
     ("final pass rate", "pool_end", "mean true pass rate of the pool"),
-    ("oracle's gain: pass rate", "efficiency_pool_end", "the same of the final pass rate"),
+    ("oracle's gain: pass rate", "efficiency_pool_end", "0 and 1 as for the signal"),
     (
         "estimate RMSE",
         "estimate_error",
