@@ -201,7 +201,7 @@ class CandidateQueue:
 
     Args:
         prompts: the data.
-        progress: the step; its ``round`` numbers the chunks of a pool sampler.
+        progress: the step; its ``chunk`` numbers the chunks of a pool sampler.
         busy: int64, table rows that have a group under way.
         ungated: let the stream through unseen, rather than end the run, if the gate lets nothing at all through.
         first: candidates of the first request, the first chunk of a pool sampler.

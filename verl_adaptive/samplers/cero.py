@@ -46,14 +46,14 @@ from typing import Any, ClassVar, Literal
 
 import numpy as np
 
-from verl_adaptive.config import PER_RUN, PER_STEP, STEPS, check
+from verl_adaptive.config import PER_RUN, PER_STEP, STEPS, AdaptiveConfig, RunFacts, check
 from verl_adaptive.groups import Groups
 from verl_adaptive.progress import Progress
 from verl_adaptive.ranges import Count, NonNegative, Positive, PositiveShare, Share
 from verl_adaptive.rng import Draw
-from verl_adaptive.roles import Pick, Sampler
+from verl_adaptive.roles import Pick, PolicyParts, Sampler
 from verl_adaptive.samplers.cero_math import best, value
-from verl_adaptive.stats.table import Column
+from verl_adaptive.stats.table import Column, StatsTable
 from verl_adaptive.stats.visits import waves
 
 logger = logging.getLogger(__name__)
@@ -137,7 +137,7 @@ class Cero(Sampler):
 
     # -- joining a run --------------------------------------------------------------------------------------
 
-    def check_policy(self, policy, config) -> None:
+    def check_policy(self, policy: PolicyParts, config: AdaptiveConfig) -> None:
         hint = "adaptive/sampler=cero plans one round a step and paces the budget itself; write adaptive.refill=false"
         check(not config.refill, "adaptive.refill", config.refill, hint)
         allocator, n = policy.allocator, policy.allocator.option("n")
@@ -152,7 +152,7 @@ class Cero(Sampler):
         )
         check(not allocator.can_hold, "adaptive.allocator.name", allocator.name, hint)
 
-    def bind(self, table, facts) -> None:
+    def bind(self, table: StatsTable, facts: RunFacts) -> None:
         super().bind(table, facts)
         c, path = self.config, "adaptive.sampler"
         whole = c.g is None and (facts.n % 2 == 1 or facts.n == 2)  # half a group is no unit

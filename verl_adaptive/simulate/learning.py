@@ -18,7 +18,7 @@ the optimizer, clipping, entropy and everything else about a real model are left
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
@@ -102,7 +102,7 @@ class LearningWorld(StaticWorld):
         more: as :class:`StaticWorld`.
     """
 
-    def __init__(self, start: np.ndarray, seed: int = 0, config: LearningConfig | None = None, **more) -> None:
+    def __init__(self, start: np.ndarray, seed: int = 0, config: LearningConfig | None = None, **more: Any) -> None:
         super().__init__(start, seed, **more)
         self.config = config or LearningConfig()
         self.start = logit(self.p)

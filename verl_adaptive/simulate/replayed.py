@@ -15,7 +15,7 @@ simulated policy trains on*. To let the policy's own choices move it, take the t
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -64,7 +64,7 @@ class ReplayedWorld(StaticWorld):
         more: as :class:`StaticWorld`.
     """
 
-    def __init__(self, times: np.ndarray, knots: np.ndarray, seed: int = 0, **more) -> None:
+    def __init__(self, times: np.ndarray, knots: np.ndarray, seed: int = 0, **more: Any) -> None:
         super().__init__(knots[0], seed, **more)
         self.times, self.knots = times, knots
         self._now = float(times[0])
