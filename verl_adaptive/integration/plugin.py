@@ -13,7 +13,7 @@ import sys
 
 import wrapt
 
-from verl_adaptive.integration import guard, sglang
+from verl_adaptive.integration import guard, sglang, vllm
 
 #: verl imports this module in the driver only, right before it looks a trainer up.
 _DRIVER_MODULE = "verl.trainer.ppo.v1.trainer_sync"
@@ -61,4 +61,5 @@ if guard.asks_for_cpu(sys.argv[1:]) and "verl_adaptive.cli" not in sys.modules:
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
 wrapt.register_post_import_hook(sglang.keep_requests, sglang.SERVER_MODULE)
+wrapt.register_post_import_hook(vllm.take_verls_word, vllm.SERVER_MODULE)
 guard.watch()
