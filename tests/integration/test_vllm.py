@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import sys
 from types import SimpleNamespace
 
 import pytest
 import verl  # noqa: F401  (its plugins)
 
 from verl_adaptive.integration import vllm
+from verl_cpu import fixes
 
 
 @pytest.fixture
@@ -25,7 +27,9 @@ def engine():
     return AsyncLLM
 
 
-def test_verls_own_abort_pauses_the_engine(engine):
+def test_verls_own_abort_pauses_the_engine(engine, monkeypatch):
+    monkeypatch.setattr(sys, "meta_path", list(sys.meta_path))
+    fixes.name_vllm()  # verl asks for the distribution "vllm"
     from verl.workers.rollout.vllm_rollout.vllm_async_server import vLLMHttpServer
 
     server = object.__new__(vLLMHttpServer)
