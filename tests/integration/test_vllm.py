@@ -1,4 +1,4 @@
-"""verl's abort under a vLLM that no longer takes verl's words; the engine is a stand-in, with the signature of vLLM 0.32's."""
+"""verl's abort under a vLLM without the parameter that verl passes; the engine is a stand-in, with the signature of vLLM 0.32's."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ def test_verls_own_abort_pauses_the_engine(engine, monkeypatch):
     server.node_rank, server.engine, server._admitting, server._resume_event = 0, engine(), 0, asyncio.Event()
     with pytest.raises(TypeError, match="wait_for_inflight_requests"):
         asyncio.run(server.abort_all_requests())
-    vllm.take_verls_word(SimpleNamespace(AsyncLLM=engine))
+    vllm.accept_removed_parameter(SimpleNamespace(AsyncLLM=engine))
     assert asyncio.run(server.abort_all_requests())["request_ids"] == ["a"]
     assert server.engine.paused == [("abort", True)]
 
 
 def test_a_caller_that_waits_still_waits(engine):
-    vllm.take_verls_word(SimpleNamespace(AsyncLLM=engine))
+    vllm.accept_removed_parameter(SimpleNamespace(AsyncLLM=engine))
     made = engine()
     asyncio.run(made.pause_generation(wait_for_inflight_requests=True, clear_cache=False))
     asyncio.run(made.pause_generation(mode="keep"))
     assert made.paused == [("wait", False), ("keep", True)]
 
 
-def test_the_installed_engine_takes_the_word():
+def test_the_installed_engine_accepts_the_parameter():
     """Because it has it, and is left alone; or because the plugin has seen to it."""
     from vllm.v1.engine.async_llm import AsyncLLM
 
@@ -61,6 +61,6 @@ def test_an_engine_that_has_it_is_left_alone(engine):
         pass
 
     engine.pause_generation = pause_generation
-    vllm.take_verls_word(SimpleNamespace(AsyncLLM=engine))
+    vllm.accept_removed_parameter(SimpleNamespace(AsyncLLM=engine))
     assert engine.pause_generation is pause_generation
-    vllm.take_verls_word(SimpleNamespace())  # a later vLLM has no such class
+    vllm.accept_removed_parameter(SimpleNamespace())  # a later vLLM has no such class

@@ -61,5 +61,5 @@ if guard.asks_for_cpu(sys.argv[1:]) and "verl_adaptive.cli" not in sys.modules:
 
 wrapt.register_post_import_hook(_register_trainers, _DRIVER_MODULE)
 wrapt.register_post_import_hook(sglang.keep_requests, sglang.SERVER_MODULE)
-wrapt.register_post_import_hook(vllm.take_verls_word, vllm.SERVER_MODULE)
+wrapt.register_post_import_hook(vllm.accept_removed_parameter, vllm.SERVER_MODULE)
 guard.watch()
