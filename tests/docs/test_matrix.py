@@ -48,7 +48,7 @@ def test_what_stands_behind_the_cells_is_there() -> None:
         assert found, name
 
 
-@pytest.mark.parametrize("feature", ["distillation", "SGLang", "video"])
+@pytest.mark.parametrize("feature", ["SGLang", "audio"])
 def test_the_readme_does_not_call_run_what_was_read(feature) -> None:
     """Distillation stood under "works", and no cell of it was ever run."""
     cells = [cell for row, _, cell in CELLS if feature.lower() in row.lower()]

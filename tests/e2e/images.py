@@ -32,7 +32,8 @@ SIDE, PATCH = 32, 8  # pixels; two by two patches are a token, and 2 x 2 tokens 
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>"
     "{% if message['content'] is string %}{{ message['content'] }}{% else %}{% for part in message['content'] %}"
-    "{% if part['type'] == 'text' %}{{ part['text'] }}{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
+    "{% if part['type'] == 'text' %}{{ part['text'] }}{% elif part['type'] == 'video' %}"
+    "<|vision_start|><|video_pad|><|vision_end|>{% else %}<|vision_start|><|image_pad|><|vision_end|>{% endif %}"
     "{% endfor %}{% endif %}<|im_end|>{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>{% endif %}"
 )
@@ -118,7 +119,7 @@ def write_rows(path: Path, count: int, seed: int) -> None:
 
 
 def make_processor(out: Path) -> Any:
-    """Write and return a processor: byte-level tokenizer, pictures, and videos (which nothing uses)."""
+    """Write and return a processor: byte-level tokenizer, pictures and videos."""
     from tokenizers import pre_tokenizers
     from transformers import Qwen2_5_VLProcessor, Qwen2Tokenizer
     from transformers.models.qwen2_vl.image_processing_qwen2_vl import Qwen2VLImageProcessor

@@ -15,8 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.faults import DRIVER
-from tests.e2e.harness import balanced, environment, groups_of, train
+from tests.e2e.faults import DRIVER, MODES
+from tests.e2e.harness import balanced, environment, groups_of, optimizer_updates, train, trains
 from verl_adaptive.stats import open_run, read_snapshot
 from verl_cpu import ENVIRONMENT_DEFAULTS
 
@@ -169,3 +169,24 @@ def test_the_driver_moves_to_another_node(cluster, tmp_path):
     store = open_run(checkpoints / "adaptive")
     assert store.steps.column("step").to_pylist() == [1, 2, 3]
     assert len(groups_of(store)) == after.col("visits").sum()
+
+
+@pytest.mark.parametrize("mode", ["colocate_async", "separate_async"])
+def test_a_run_spans_two_nodes(mode, cluster, tmp_path):
+    """The nodes have no more devices than the run needs, so it is on both."""
+    devices = 2 if mode == "separate_async" else 1
+    cluster.start("head", cpus=16, gpus=devices)
+    cluster.start("second", cpus=16, gpus=devices)
+    apart = ("actor_rollout_ref.rollout.nnodes=2", "actor_rollout_ref.rollout.n_gpus_per_node=1")
+    run = train(
+        tmp_path,
+        *overrides(cluster.address, tmp_path / "metrics-0.jsonl"),
+        *MODES[mode],
+        *("trainer.nnodes=2", "trainer.n_gpus_per_node=1", "adaptive.record=true"),
+        *("actor_rollout_ref.actor.use_dynamic_bsz=false", "actor_rollout_ref.actor.ppo_micro_batch_size_per_gpu=32"),
+        *(apart if mode == "separate_async" else ()),
+        timeout=900,
+        **cluster.environ,
+    )
+    trains(run, 3)
+    assert optimizer_updates(run, 3) == 6

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 import re
+from collections import Counter
 from pathlib import Path
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pytest
 
 from tests.e2e.faults import MODES
 from tests.e2e.harness import REPO, ProcessRun, assets, optimizer_updates, several, train, trains
-from tests.e2e.images import images
+from tests.e2e.images import COLOURS, images, square
 from tests.e2e.starts import MIXED
 from verl_adaptive.integration.selftest import tiny
 from verl_adaptive.stats import read_snapshot
@@ -92,6 +93,53 @@ def test_tools_in_several_turns(mode, tmp_path):
     assert all(2 < t < 8 for t in turns) and max(run.series("training/num_turns/max")) > 2, turns
 
 
+TWO_OUTPUTS = """
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class TwoOutputs(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        first, second = [await super(TwoOutputs, self).run(sampling_params, **kwargs) for _ in range(2)]
+        return [first, second] if len(first.response_ids) % 2 else [second]
+"""
+
+
+@every_mode
+def test_several_outputs_a_session(mode, tmp_path):
+    """An agent loop that begins anew: some sessions leave two outputs, of which the last has the reward."""
+    (tmp_path / "two_outputs.py").write_text(TWO_OUTPUTS)
+    (tmp_path / "loops.yaml").write_text("- name: two_outputs\n  _target_: two_outputs.TwoOutputs\n")
+    agent = "actor_rollout_ref.rollout.agent"
+    words = (f"{agent}.agent_loop_config_path={tmp_path / 'loops.yaml'}", f"{agent}.default_agent_loop=two_outputs")
+    run = train(tmp_path, *MIXED, *MODES[mode], *words, *SHORT, PYTHONPATH=str(tmp_path))
+    trains(run, 2)
+    assert optimizer_updates(run, 2) == 4
+    sessions = Counter(row["uid"].rpartition("_")[0] for row in trained_rows(run))
+    assert len(sessions) == sum(run.series("adaptive/rollouts/trained_total"))
+    assert set(sessions.values()) == {1, 2}
+
+
+@every_mode
+def test_distillation(mode, tmp_path):
+    """A teacher in a pool of its own beside the rewards: the actor before its first update, so that they agree at first."""
+    teacher = "distillation.teacher_models.teacher_model"
+    run = train(
+        tmp_path,
+        "+adaptive=greso",
+        *MODES[mode],
+        *("distillation.enabled=true", "distillation.nnodes=1", "distillation.n_gpus_per_node=1"),
+        *(f"{teacher}.model_path={assets() / 'model'}", f"{teacher}.num_replicas=1"),
+        *(f"{teacher}.inference.tensor_model_parallel_size=1", f"{teacher}.inference.max_model_len=128"),
+        # a CPU has no memory to free
+        *(f"{teacher}.inference.free_cache_engine=false", f"+{teacher}.inference.enable_sleep_mode=false"),
+        *SHORT,
+    )
+    trains(run, 2)
+    assert optimizer_updates(run, 2) == 4
+    first, second = run.series("actor/distillation/loss")
+    assert 0 <= first < second
+
+
 RIGHT = """
 def compute_score(data_source, solution_str, ground_truth, extra_info=None, **_):
     return float(solution_str.strip() == ground_truth)
@@ -137,6 +185,43 @@ def test_images(mode, tmp_path):
     assert sum(every.series("adaptive/rollouts/dropped_total/zero_advantage")) > 0
     # a mini-step of that mode is one minibatch: padded where it has one row left, and that is chance
     assert mode == "separate_async" or sum(every.series("adaptive/padding_rows_total")) > 0
+
+
+@every_mode
+def test_videos(mode, tmp_path):
+    """Prompts that only their video tells apart, of four frames each."""
+    folder, env = images()
+    (tmp_path / "reward.py").write_text(RIGHT)
+    rng, rows = random.Random(0), []
+    for index in range(48):
+        colour = list(COLOURS)[index % len(COLOURS)]
+        frames = [tmp_path / f"{index}_{frame}.png" for frame in range(4)]
+        for frame in frames:
+            square(rng, colour).save(frame)
+        rows.append(
+            {
+                "data_source": "squares",
+                "prompt": [{"role": "user", "content": "<video>colour?"}],
+                "videos": [{"video": [f"file://{frame}" for frame in frames]}],
+                "reward_model": {"style": "rule", "ground_truth": colour},
+                "extra_info": {"index": index},
+            }
+        )
+    pq.write_table(pa.Table.from_pylist(rows), tmp_path / "train.parquet")
+    run = train(
+        tmp_path,
+        "+adaptive=greso",
+        *MODES[mode],
+        f"actor_rollout_ref.model.path={folder / 'model'}",
+        *(f"data.train_files={tmp_path / 'train.parquet'}", f"data.val_files={tmp_path / 'train.parquet'}"),
+        f"reward.custom_reward_function.path={tmp_path / 'reward.py'}",
+        "actor_rollout_ref.rollout.load_format=safetensors",
+        *SHORT,
+        **env,
+    )
+    trains(run, 2)
+    assert optimizer_updates(run, 2) == 4
+    assert "48 rows, 48 distinct prompts" in run.log
 
 
 def test_an_update_of_one_row_with_an_image(tmp_path):
