@@ -11,6 +11,7 @@ import textwrap
 import pytest
 
 from tests.forks import forks
+from tests.programs import ran
 
 
 def needs_verl(test):
@@ -34,13 +35,7 @@ CLEARED = {
 def output(code: str, **environment: str) -> list[str]:
     """What code prints in an interpreter of its own, without the variables that matter here except those given."""
     env = {name: value for name, value in os.environ.items() if name not in CLEARED}
-    done = subprocess.run(
-        [sys.executable, "-c", textwrap.dedent(code)],
-        env={**env, **environment},
-        capture_output=True,
-        text=True,
-        timeout=240,
-    )
+    done = ran(sys.executable, "-c", textwrap.dedent(code), timeout=240, env=env, **environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 

@@ -13,7 +13,6 @@ pytest.importorskip("verl")
 
 from benchmarks.example_lines import lines_of, main, unpacked
 from benchmarks.sections import RECORDS
-from tests.simulated import not_simulated  # noqa: F401  # a fixture
 
 BATCHES = (
     "data.train_batch_size=64 actor_rollout_ref.rollout.name=vllm actor_rollout_ref.actor.ppo_mini_batch_size=32 "
@@ -70,7 +69,7 @@ def test_scripts_run_nothing_but_stand_ins(clone, tmp_path) -> None:
         unpacked(clone, "v9", tmp_path / "none")
 
 
-def test_each_line_has_its_class(clone, tmp_path, monkeypatch, not_simulated) -> None:  # noqa: F811
+def test_each_line_has_its_class(clone, tmp_path, monkeypatch, not_simulated) -> None:
     out = tmp_path / "lines.json"
     monkeypatch.setattr(sys, "argv", ["example_lines", str(clone), "--presets", "solo", "--json", str(out)])
     for name in ("HF_HUB_OFFLINE", "VERL_PLATFORM"):  # it sets the one, and takes the other away

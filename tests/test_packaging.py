@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 import sysconfig
 import tarfile
@@ -16,6 +15,8 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+
+from tests.programs import ran
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("verl_adaptive", "verl_cpu", "hydra_configs", "hydra_plugins")
@@ -26,14 +27,7 @@ pytestmark = pytest.mark.skipif(not (ROOT / "setup.cfg").exists(), reason="runs 
 
 
 def call(*command: object, cwd: Path, **env: str) -> str:
-    done = subprocess.run(
-        [str(c) for c in command],
-        check=False,  # the assertion below shows what it printed
-        cwd=cwd,
-        env={**os.environ, **env},
-        capture_output=True,
-        text=True,
-    )
+    done = ran(*command, cwd=cwd, **env)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -266,7 +260,7 @@ def test_the_wheel_in_a_clean_environment(wheel, tmp_path) -> None:
         install = [sys.executable, "-m", "uv", "pip", "install", "-q", "--python", python]
     else:
         install = [sys.executable, "-m", "pip", "--python", python, "install", "-q"]
-    done = subprocess.run([*install, str(wheel)], cwd=tmp_path, capture_output=True, text=True, timeout=280)
+    done = ran(*install, wheel, cwd=tmp_path, timeout=280)
     if done.returncode and re.search(r"connect|resolve host|name resolution|timed out|fetch", done.stderr, flags=re.I):
         pytest.skip("no package index can be reached")
     assert done.returncode == 0, done.stderr

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
 import sys
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +12,7 @@ import pytest
 from examples.cpu import quickstart
 from examples.cpu.quickstart import Arm, Result
 from tests.cli.stores import make_run
+from tests.programs import ran
 
 ROOT = Path(__file__).parents[1]
 PUBLISHED = ROOT / "benchmarks" / "results" / "quickstart.json"
@@ -99,10 +98,8 @@ def test_the_notebooks_stored_outputs_are_of_the_published_results() -> None:
 
 
 def run_notebook(work: Path, **settings: str) -> str:
-    environment = {**os.environ, "QUICKSTART_WORK": str(work), **{f"QUICKSTART_{k}": v for k, v in settings.items()}}
-    done = subprocess.run(
-        [sys.executable, "-c", notebook()], cwd=ROOT / "examples", env=environment, capture_output=True, text=True
-    )
+    variables = {f"QUICKSTART_{name}": value for name, value in {"WORK": str(work), **settings}.items()}
+    done = ran(sys.executable, "-c", notebook(), cwd=ROOT / "examples", **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

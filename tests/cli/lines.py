@@ -5,6 +5,9 @@ from __future__ import annotations
 import argparse
 import importlib
 from collections.abc import Sequence
+from typing import Any
+
+import pytest
 
 from verl_adaptive.cli import _Parser
 from verl_adaptive.stats.expressions import Expression
@@ -42,3 +45,11 @@ def parsed(words: Sequence[str]) -> argparse.Namespace:
     if getattr(args, "where", None):
         Expression(args.where)
     return args
+
+
+def composed(words: Sequence[str]) -> tuple[Any, Any]:
+    """The configuration of a training's command line, and its plan: it is valid. Skips where verl is not installed."""
+    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
+    composing = pytest.importorskip("verl_adaptive.integration.composing")
+    config = composing.compose(composing.Command.parse(words))
+    return config, inspect.validate(config)

@@ -15,7 +15,6 @@ pytest.importorskip("verl")
 
 from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
-from tests.simulated import not_simulated, simulated_once  # noqa: F401  # fixtures
 from tests.stats.made import journal_of
 from verl_adaptive import simulate
 from verl_adaptive.commands import cost as costing
@@ -28,7 +27,7 @@ from verl_adaptive.stats import dataset_keys
 
 
 @pytest.fixture(autouse=True)
-def no_platform(monkeypatch, simulated_once) -> None:  # noqa: F811
+def no_platform(monkeypatch, simulated_once) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
     monkeypatch.setattr(costing, "_SIZE", 128)  # a quarter of the rollouts of a simulated step
 

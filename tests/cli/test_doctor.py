@@ -21,7 +21,7 @@ from huggingface_hub import constants
 
 from tests.cli.lines import MINIMAL
 from tests.cli.stores import hostile_rows, make_run, write_dataset
-from tests.simulated import not_simulated  # noqa: F401  # a fixture
+from tests.programs import ran
 from verl_adaptive import simulate
 from verl_adaptive.commands import doctor
 from verl_adaptive.errors import AdaptiveError
@@ -42,7 +42,7 @@ SEPARATE = (
 
 
 @pytest.fixture(autouse=True)
-def no_platform(monkeypatch, not_simulated) -> None:  # noqa: F811
+def no_platform(monkeypatch, not_simulated) -> None:
     monkeypatch.delenv("VERL_PLATFORM", raising=False)
 
 
@@ -520,8 +520,8 @@ def test_neither_a_plugin_nor_a_cluster(below_verl, tmp_path) -> None:
 
 @pytest.mark.ray
 def test_the_plugin_lives_in_a_ray_worker() -> None:
-    words = [sys.executable, "-m", "verl_adaptive", "doctor", "--json", "--ray"]
-    status, said, found = told(subprocess.run(words, capture_output=True, text=True, timeout=280))
+    words = (sys.executable, "-m", "verl_adaptive", "doctor", "--json", "--ray")
+    status, said, found = told(ran(*words, timeout=280))
     assert status == 0, (found, said)
     assert found["plugin in a Ray worker"]["detail"].startswith("loaded on ")
 
@@ -622,33 +622,21 @@ def test_a_message_names_key_and_value_and_nothing_follows_it(call, word, says) 
 
 
 @pytest.mark.parametrize(
-    ("role", "base", "body", "says"),
-    [
-        (
-            "sampler",
-            "samplers.epoch import Epoch",
-            "def end_step(self, _): raise NameError('gone')",
-            "end_step fails: NameError",
-        ),
-        (
-            "advantage",
-            "roles import Advantage",
-            "def compute(self, *_): raise NameError('gone')",
-            "compute fails: NameError",
-        ),
-    ],
+    ("role", "base", "method"),
+    [("sampler", "samplers.epoch import Epoch", "end_step"), ("advantage", "roles import Advantage", "compute")],
 )
-def test_a_component_that_fails_in_the_simulation(examine, tmp_path, monkeypatch, role, base, body, says) -> None:
+def test_a_component_that_fails_in_the_simulation(examine, tmp_path, monkeypatch, role, base, method) -> None:
     """The cost was "not known", and the status 0."""
     monkeypatch.setattr(simulate, "expected_waiting", simulate.expected.expected_waiting)
     monkeypatch.setattr(sys, "path", list(sys.path))
     own = "" if role == "sampler" else "    estimator = 'mine'\n"
+    body = f"def {method}(self, *_): raise NameError('gone')"
     text = f"from verl_adaptive.{base} as Base\n\nclass Mine(Base):\n    name = 'mine'\n{own}    {body}\n"
     (tmp_path / f"my_failing_{role}.py").write_text(text)
     name = f"adaptive.{role}.name={tmp_path}/my_failing_{role}.py:Mine"
     status, found = examine("+adaptive=grpo", f"adaptive/{role}=custom", name)
     assert status == 1 and found["THE PLAN"] is None
-    assert re.search(rf"Mine\)\.{says}", found["simulation"]["detail"])
+    assert re.search(rf"Mine\)\.{method} fails: NameError", found["simulation"]["detail"])
 
 
 def test_solo_drops_nothing(call) -> None:

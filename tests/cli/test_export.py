@@ -236,11 +236,9 @@ def test_a_foreign_data_set_and_an_empty_answer_are_refused(finished, tmp_path, 
     assert [path.name for path in tmp_path.iterdir()] == ["f.parquet"]
 
 
-@pytest.mark.parametrize("what", ["missing", "no rows"])
-def test_bad_input_is_one_line(what, finished, tmp_path, refusal) -> None:
-    """Data that are damaged: tests/fuzz/test_files.py; that lack a column: above."""
+def test_data_without_rows_are_one_line(finished, tmp_path, refusal) -> None:
+    """Damaged ones: tests/fuzz/test_files.py; that lack a column: above; that are not there: tests/report/test_report.py."""
     data = tmp_path / "d.parquet"
-    if what == "no rows":
-        pq.write_table(pq.read_table(finished.data).slice(0, 0), data)
+    pq.write_table(pq.read_table(finished.data).slice(0, 0), data)
     words = (finished.folder, tmp_path / "o.parquet", "--data", data, "--where", "visits > 0")
     assert data.name in refusal("export", *words)

@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.lines import parsed
+from tests.programs import ran
 from verl_adaptive import __version__
 from verl_adaptive.cli import COMMANDS
 from verl_adaptive.simulate import compose_preset
@@ -69,14 +70,14 @@ def test_the_module_is_the_command() -> None:
     if not program.exists():
         pytest.skip("the package is not installed with its command")
     for start in ([sys.executable, "-m", "verl_adaptive"], [program]):
-        done = subprocess.run([*start, "--version"], capture_output=True, text=True)
+        done = ran(*start, "--version")
         assert (done.returncode, done.stdout, done.stderr) == (0, f"verl-adaptive {__version__}\n", "")
 
 
 def test_the_command_imports_nothing_heavy() -> None:
     code = "import sys, verl_adaptive.cli as c; c.main(['parts']); print([m for m in %r if m in sys.modules])"
     heavy = ("verl", "torch", "ray", "transformers", "pandas")
-    done = subprocess.run([sys.executable, "-c", code % (heavy,)], capture_output=True, text=True)
+    done = ran(sys.executable, "-c", code % (heavy,))
     assert done.stdout.splitlines()[-1] == "[]", done.stderr
 
 
@@ -129,7 +130,7 @@ def test_what_may_not_be_read_is_one_line(what, finished, tmp_path) -> None:
         "[importlib.import_module(f'verl_adaptive.{m}') for m in ('commands.stats', 'commands.output', "
         "'report.overview', 'stats.run')]; import pandas; os.setgid(65534); os.setuid(65534); sys.exit(c.main(['stats', sys.argv[1]]))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(secret)], capture_output=True, text=True)
+    done = ran(sys.executable, "-c", code, secret)
     assert (done.returncode, done.stdout, done.stderr.count("\n")) == (1, "", 1), done.stderr
     assert secret.name in done.stderr and "defect" not in done.stderr
 
@@ -166,7 +167,7 @@ def test_a_closed_pipe_is_quiet(finished) -> None:
 )
 def test_output_that_goes_nowhere(where, status, said) -> None:
     line = f"'{sys.executable}' -m verl_adaptive parts greso {where}"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    done = ran("sh", "-c", line)
     assert done.returncode == status, (done.returncode, done.stdout, done.stderr)
     assert "defect" not in done.stderr and "Traceback" not in done.stderr and "Exception" not in done.stderr
     assert said is None or (said in done.stderr and done.stderr.count("\n") == 1)
@@ -174,7 +175,7 @@ def test_output_that_goes_nowhere(where, status, said) -> None:
 
 def test_remarks_are_no_part_of_the_answer_where_nobody_hears_them(finished, tmp_path) -> None:
     line = f"'{sys.executable}' -m verl_adaptive export '{finished.folder}' '{tmp_path / 'a.csv'}' 2>&-"
-    done = subprocess.run(["sh", "-c", line], capture_output=True, text=True)
+    done = ran("sh", "-c", line)
     assert (done.returncode, done.stdout) == (0, "") and (tmp_path / "a.csv").exists()
 
 
@@ -187,6 +188,5 @@ def test_text_is_made_safe() -> None:
 
 def test_an_encoding_without_our_signs_is_no_failure() -> None:
     """In a Latin-1 or ASCII locale every table with ± or λ ended with a UnicodeEncodeError."""
-    words = [sys.executable, "-m", "verl_adaptive", "parts", "mopps"]
-    done = subprocess.run(words, capture_output=True, env={**os.environ, "PYTHONIOENCODING": "ascii"})
-    assert (done.returncode, done.stderr) == (0, b"") and b"\\u03b3*, the pass rate" in done.stdout
+    done = ran(sys.executable, "-m", "verl_adaptive", "parts", "mopps", PYTHONIOENCODING="ascii")
+    assert (done.returncode, done.stderr) == (0, "") and "\\u03b3*, the pass rate" in done.stdout

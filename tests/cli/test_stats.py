@@ -14,8 +14,9 @@ import numpy as np
 import pytest
 
 from tests.cli.stores import HOSTILE, hostile_rows, make_run, without_steps, write_dataset
-from tests.interrupts import interrupted, program
+from tests.programs import interrupted, program
 from tests.stats.made import journal_of, make_keys
+from tests.stats.test_journal import attempt
 from verl_adaptive.commands.stats import _account
 from verl_adaptive.groups import Groups
 from verl_adaptive.ledger import Account
@@ -28,7 +29,7 @@ from verl_adaptive.stats import Journal, StatsTable, dataset_keys, open_run, war
 from verl_adaptive.stats.expressions import Expression
 from verl_adaptive.stats.history import Flips
 from verl_adaptive.stats.journal import attempts_in
-from verl_adaptive.stats.keys import key_hex, keys_array
+from verl_adaptive.stats.keys import key_hex
 from verl_adaptive.stats.prompts import Prompts
 from verl_adaptive.stats.visits import Visits
 
@@ -453,11 +454,18 @@ def test_the_whole_page_has_the_runs_tolerance(tmp_path, mine, asked, used) -> N
 
 
 def test_what_is_retired_is_of_the_runs_own_snapshots(tmp_path, monkeypatch) -> None:
-    """Where the run said they are or, of a journal that was moved with them, around it."""
+    """Where the run said they are or, of a journal that was moved with them, around it.
+
+    Another training may be in the old place now, and one from scratch has those of before beside it.
+    """
     make_run(tmp_path / "a", run_id="A", steps=4)
     (tmp_path / "a").rename(tmp_path / "moved")
     monkeypatch.chdir(tmp_path / "moved")
     assert open_run(tmp_path / "moved").retired == open_run("adaptive").retired == (3, 4)
+    make_run(tmp_path / "a", run_id="A", steps=3)
+    assert open_run(tmp_path / "moved").retired == (3, 4) and open_run(tmp_path / "a").retired == (3, 3)
+    make_run(tmp_path / "a", run_id="A", steps=5, snapshot=False)  # from scratch
+    assert open_run(tmp_path / "a").retired is None
     make_run(tmp_path / "b", run_id="B", journal=tmp_path / "moved" / "p" / "b", steps=3, snapshot=False)
     assert open_run(tmp_path / "moved" / "p" / "b").retired is None
 
@@ -490,21 +498,8 @@ def test_a_snapshot_says_what_a_warm_start_brought(tmp_path, call) -> None:
     assert json.loads(call("stats", tmp_path, "--json")[1])["brought"] is None
 
 
-def test_snapshots_of_another_training_in_the_same_place_are_not_its_own(tmp_path) -> None:
-    """A run that was moved names a folder where another one trains now; one from scratch has those of before beside it."""
-    make_run(tmp_path / "run", steps=4)
-    (tmp_path / "run").rename(tmp_path / "moved")
-    make_run(tmp_path / "run", steps=3)
-    assert open_run(tmp_path / "moved").retired == (3, 4) and open_run(tmp_path / "run").retired == (3, 3)
-    make_run(tmp_path / "run", steps=5, snapshot=False)  # from scratch
-    assert open_run(tmp_path / "run").retired is None
-
-
 def test_a_snapshot_behind_the_step_that_was_resumed_from_is_not_of_the_run(tmp_path) -> None:
     """Of a run resumed after step 2 `stats` had what was retired in step 4 of the attempt that was given up."""
     make_run(tmp_path, steps=4)
-    with Journal(tmp_path / "adaptive", {"checkpoints": str(tmp_path)}) as journal:
-        journal.begin(2, parent=attempts_in(journal.folder)[-1]["id"])
-        for step in (3, 4, 5):
-            journal.commit_step(step, Groups.empty(), keys_array([]), [], sources=[])
+    attempt(tmp_path / "adaptive", 3, 4, 5, after=2, of=-1)
     assert open_run(tmp_path).retired is None

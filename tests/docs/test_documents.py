@@ -12,16 +12,15 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 import verl_adaptive
-from tests.cli.lines import MINIMAL, parsed
+from tests.cli.lines import MINIMAL, composed, parsed
 from tests.cli.stores import make_run
-from tests.simulated import not_simulated  # noqa: F401  # a fixture
+from tests.programs import ran
 from verl_adaptive import policy
 from verl_adaptive.cli import COMMANDS, main
 from verl_adaptive.commands.cost import Cost
@@ -152,11 +151,9 @@ def words_of(line: str) -> list[str]:
 
 @pytest.mark.parametrize("line", lines_of("python -m verl.trainer.main_ppo"))
 def test_training_commands_compose_and_validate(line, monkeypatch) -> None:
-    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    composing = pytest.importorskip("verl_adaptive.integration.composing")
     if "adaptive/sampler=cero" in line or "adaptive=cero" in line:
         assert "adaptive.refill=false" in line or "+adaptive=cero" in line
-    inspect.validate(composing.compose(composing.Command.parse(words_of(line))))
+    composed(words_of(line))
 
 
 @pytest.mark.parametrize("line", lines_of("verl-adaptive"))
@@ -210,8 +207,7 @@ def test_every_option_that_is_named_exists() -> None:
 
 
 def test_the_options_page_is_what_its_script_writes() -> None:
-    command = [sys.executable, str(ROOT / "scripts" / "options.py")]
-    written = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+    written = ran(sys.executable, ROOT / "scripts" / "options.py").stdout
     assert (ROOT / "docs" / "options.md").read_text() == written, "python scripts/options.py > docs/options.md"
     assert "|  |" not in written  # every option is described
 
@@ -258,10 +254,8 @@ def test_the_json_of_stats_and_doctor_is_described(tmp_path, capsys) -> None:
     named = set(re.findall(r"`(\w+)`", paragraph)) - {"journal", "snapshot", "results", "bins"}
     assert printed == named
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    composing = pytest.importorskip("verl_adaptive.integration.composing")
     plan = re.search(r"^\| `plan` \|.*$", page, flags=re.M)[0].split("else ")[1]
-    config = composing.compose(composing.Command(("+adaptive=grpo", "actor_rollout_ref.rollout.name=vllm")))
-    seen = inspect.foresee(config, inspect.RunPlan.of(config))
+    seen = inspect.foresee(*composed([*MINIMAL, "+adaptive=grpo"]))
     assert set(seen.as_dict()) == set(re.findall(r"`(\w+)`", plan))
     cost = re.search(r"^\| `plan.cost` \|.*$", page, flags=re.M)[0].split("|")[2]
     assert [f.name for f in dataclasses.fields(Cost)] == re.findall(r"`(\w+)`", cost)
@@ -344,13 +338,8 @@ def parts_commands() -> list[list[str]]:
 @pytest.mark.timeout(1200)  # four conformance suites; a busy machine takes minutes for them
 def test_the_parts_of_the_page_keep_what_the_roles_promise(teaching) -> None:
     path = os.pathsep.join([str(teaching), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests"],
-        cwd=teaching,
-        env={**os.environ, "PYTHONPATH": path, "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
-        capture_output=True,
-        text=True,
-    )
+    words = (sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "tests")
+    done = ran(*words, cwd=teaching, PYTHONPATH=path, PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(r"[2-9]\d passed", done.stdout) and "failed" not in done.stdout
 
@@ -361,7 +350,7 @@ def test_the_page_names_what_its_parts_are_written_with() -> None:
 
 
 @pytest.fixture
-def said_in(monkeypatch, capsys, not_simulated):  # noqa: F811
+def said_in(monkeypatch, capsys, not_simulated):
     """What a command prints, with a folder on the path as a program's own is; the page's modules are gone afterwards."""
 
     def said(site: Path, *words: str) -> str:
@@ -443,3 +432,12 @@ def test_the_completion_completes_every_command() -> None:
         r'^complete .* -W "(.*)" \\\n +verl-adaptive$', (ROOT / "docs" / "commands.md").read_text(), flags=re.M
     )
     assert line.split() == list(COMMANDS)
+
+
+def test_the_site_builds_and_holds_the_results(tmp_path) -> None:
+    """Every page is in its menu, and every link and anchor of a page leads somewhere on it."""
+    words = (sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", tmp_path / "site")
+    done = ran(*words, cwd=ROOT, NO_MKDOCS_2_WARNING="1")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "Accuracy at equal rollouts" in (tmp_path / "site" / "benchmarks" / "RESULTS" / "index.html").read_text()
+    assert "RESULTS" in (tmp_path / "site" / "search" / "search_index.json").read_text()

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import importlib.util
-import subprocess
 import sys
 from pathlib import Path
 
 import pyarrow.parquet as pq
 import pytest
 
+from tests.programs import ran
 from verl_adaptive.stats.dataset import keys_of
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
@@ -54,11 +54,7 @@ def test_a_set_that_has_changed_says_which_columns_it_has(prepare) -> None:
 
 
 def test_an_unknown_set_is_one_line() -> None:
-    done = subprocess.run(
-        [sys.executable, str(EXAMPLES / "prepare_math.py"), "--set", "maths", "--out", "x"],
-        capture_output=True,
-        text=True,
-    )
+    done = ran(sys.executable, EXAMPLES / "prepare_math.py", "--set", "maths", "--out", "x")
     assert done.returncode == 2 and done.stderr.count("\n") == 1 and "no set 'maths'" in done.stderr
 
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
 
+from tests.cli.lines import composed
 from tests.cli.stores import make_run
-from tests.simulated import not_simulated  # noqa: F401  # a fixture
+from tests.programs import ran
 from verl_adaptive.commands import cost as costing
 
 ROOT = Path(__file__).parents[2]
@@ -18,11 +18,13 @@ ROOT = Path(__file__).parents[2]
 OTHERS = {"gpu_first_hour.sh", *(p.name for p in (ROOT / "examples").glob("*_cpu.sh"))}
 RECIPES = sorted({p.name for p in (ROOT / "examples").glob("*.sh")} - OTHERS)
 
+ASYNC = "qwen2.5_math_7b_async.sh"
+
 #: recipe → groups, n, optimizer updates, rollouts of the first round, steps
 EXPECTED = {
     "qwen2.5_math_1.5b_greso.sh": (256, 8, 4, 384 * 8, 1001),
     "qwen2.5_math_7b_greso.sh": (256, 8, 4, 384 * 8, 1001),
-    "qwen2.5_math_7b_async.sh": (256, 8, 4, 512 * 8, 1001),
+    ASYNC: (256, 8, 4, 512 * 8, 1001),
     "r1_distill_qwen_1.5b_greso.sh": (128, 8, 2, 192 * 8, 1001),
     "qwen2.5_math_1.5b_aero.sh": (128, 16, 4, 128 * 8, 1001),
     "r1_distill_qwen_1.5b_cero.sh": (64, 8, 2, 528, 500),
@@ -36,13 +38,7 @@ EXPECTED = {
 
 def words_of(name: str, *extra: str, **env: str) -> list[str]:
     """The command that a recipe would run."""
-    done = subprocess.run(
-        ["bash", str(ROOT / "examples" / name), *extra],
-        env={**os.environ, "DRY_RUN": "1", **env},
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
+    done = ran("bash", ROOT / "examples" / name, *extra, timeout=60, DRY_RUN="1", **env)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -66,15 +62,21 @@ def earlier(tmp_path_factory) -> str:
     return str(folder)
 
 
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize(
+    ("name", "mode"),
+    [*((name, None) for name in RECIPES), *((ASYNC, mode) for mode in ("separate_async", "colocate_async"))],
+)
 @pytest.mark.usefixtures("not_simulated")
-def test_it_composes_validates_and_has_a_cost(name, earlier) -> None:
+def test_it_composes_validates_and_has_a_cost(name, mode, earlier) -> None:
+    """The asynchronous one in both modes, with verl's own keys; and what verl asserts only when workers start."""
     inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    composing = pytest.importorskip("verl_adaptive.integration.composing")
-    words = words_of(name, FROM=earlier)
+    words = words_of(name, FROM=earlier, **({"MODE": mode} if mode else {}))
     assert words[:3] == ["python", "-m", "verl.trainer.main_ppo"]
-    config = composing.compose(composing.Command.parse(words))
-    plan = inspect.foresee(config, inspect.validate(config))
+    config, plan = composed(words)
+    plan = inspect.foresee(config, plan)
+    if mode:
+        assert f"trainer.v1.trainer_mode={mode}" in words and plan.mode == mode
+        assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")
     groups, n, updates, first_round, steps = EXPECTED[name]
     assert (plan.groups, plan.n, plan.updates, plan.steps) == (groups, n, updates, steps)
     assert first_round is None or plan.first_round == first_round
@@ -95,23 +97,8 @@ OTHER_NAMES = {
 }
 
 
-@pytest.mark.parametrize("mode", ["separate_async", "colocate_async"])
-def test_the_asynchronous_recipe(mode) -> None:
-    """In both modes, with verl's own keys; and what verl asserts only when workers start."""
-    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    composing = pytest.importorskip("verl_adaptive.integration.composing")
-    command = composing.Command.parse(words_of("qwen2.5_math_7b_async.sh", MODE=mode))
-    assert f"trainer.v1.trainer_mode={mode}" in command.overrides
-    config = composing.compose(command)
-    plan = inspect.foresee(config, inspect.validate(config))
-    assert plan.mode == mode and plan.updates == 4
-    assert ("4 devices generate while others train" in plan.schedule) == (mode == "separate_async")
-    done = subprocess.run(
-        ["bash", str(ROOT / "examples" / "qwen2.5_math_7b_async.sh")],
-        env={**os.environ, "MODE": "fast"},
-        capture_output=True,
-        text=True,
-    )
+def test_a_mode_that_does_not_exist_is_refused() -> None:
+    done = ran("bash", ROOT / "examples" / ASYNC, MODE="fast")
     assert done.returncode == 2 and "MODE=fast" in done.stderr
 
 
@@ -120,7 +107,7 @@ WHOLE = {
     "qwen2.5_math_1.5b_greso.sh",
     "qwen2.5_math_1.5b_aero.sh",
     "qwen2.5_math_7b_solo.sh",
-    "qwen2.5_math_7b_async.sh",
+    ASYNC,
     "qwen3_4b_pilot_commit.sh",
     "r1_distill_qwen_1.5b_cero.sh",
     "r1_distill_qwen_1.5b_greso.sh",

@@ -388,7 +388,7 @@ def test_a_colocated_classifier(tmp_path):
         {
             "verls": SHORT[:1],
             "grpo": ("+adaptive=grpo", "adaptive.refill=false", *SHORT),
-            "solo": ("+adaptive=solo", "adaptive.refill=false", *SHORT),
+            "solo": ("+adaptive=solo", *SHORT),
             "drops": ("+adaptive=dapo", "adaptive.refill=false", "adaptive.tolerance=0.2", *SHORT),
         },
         *("reward.reward_model.enable=true", "reward.reward_model.enable_resource_pool=false"),

@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 
 import pytest
 
 from tests.e2e.harness import environment
+from tests.programs import ran
 from verl_adaptive.integration.selftest.suite import PRESETS
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(5400)]
 
 
 def selftest(folder, *words: str) -> dict:
-    command = [sys.executable, "-m", "verl_adaptive", "selftest", "--json", "--timeout", "3600", *words]
-    done = subprocess.run(command, env=environment(), capture_output=True, text=True, cwd=folder, timeout=5000)
+    command = (sys.executable, "-m", "verl_adaptive", "selftest", "--json", "--timeout", "3600", *words)
+    done = ran(*command, cwd=folder, timeout=5000, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     assert str(folder) not in done.stdout  # it is to be sent
     return json.loads(done.stdout)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 
 import pytest
@@ -13,6 +12,7 @@ from tests.e2e.faults import MODES
 from tests.e2e.harness import ProcessRun, balanced, environment, optimizer_updates, replays, train
 from tests.e2e.older import release
 from tests.e2e.starts import MIXED
+from tests.programs import ran
 from verl_adaptive.integration.compat import NAMES
 
 pytestmark = [pytest.mark.e2e, pytest.mark.timeout(3600)]
@@ -68,9 +68,8 @@ def test_checkout(preset, mode, tmp_path):
 
 def test_doctor_says_what_is_done_instead_on_0_9_0(tmp_path):
     """Every name that came with 0.9.1, and no other."""
-    command = [sys.executable, "-m", "verl_adaptive", "doctor", "--json"]
-    env = environment(PYTHONPATH=release("0.9.0"))
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    words = (sys.executable, "-m", "verl_adaptive", "doctor", "--json")
+    done = ran(*words, cwd=tmp_path, timeout=600, env=environment(PYTHONPATH=release("0.9.0")))
     lines = [c["detail"] for c in json.loads(done.stdout)["checks"] if c["name"] == "done instead"]
     assert [line.split()[2] for line in lines] == [name.where for name in NAMES if name.instead]
     assert all(line.startswith("verl 0.9.0: ") for line in lines)
@@ -79,10 +78,10 @@ def test_doctor_says_what_is_done_instead_on_0_9_0(tmp_path):
 @pytest.mark.parametrize("version", ["0.7.1", "0.8.0"])
 def test_what_came_before_plugins_is_refused(version, tmp_path):
     """Before Ray starts, by the callback that every preset brings along; without a preset verl goes its own way."""
-    command = [sys.executable, "-m", "verl.trainer.main_ppo", "+adaptive=greso", "trainer.n_gpus_per_node=1"]
+    words = (sys.executable, "-m", "verl.trainer.main_ppo", "+adaptive=greso", "trainer.n_gpus_per_node=1")
     env = environment(PYTHONPATH=release(version))
     del env["VERL_PLATFORM"]  # which these do not know
-    done = subprocess.run(command, env=env, cwd=tmp_path, capture_output=True, text=True, timeout=600)
+    done = ran(*words, cwd=tmp_path, timeout=600, env=env)
     assert done.returncode == 1
     assert f"verl-adaptive: +adaptive=greso: verl {version} has neither plugins" in done.stderr
     assert "Started a local Ray instance" not in done.stdout + done.stderr

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.cli.conftest import call, refusal  # noqa: F401  # fixtures
 from tests.cli.stores import HOSTILE, make_run, write_dataset
 from verl_adaptive.cli import main
 from verl_adaptive.engine import Engine

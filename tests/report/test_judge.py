@@ -44,6 +44,13 @@ def drive(
     return metrics, lines
 
 
+def gone_on(judge: Judge) -> Judge:
+    """The judge of a resumed run, which has the state of another through the files of a snapshot."""
+    again = Judge(judge.config, judge.names, judge.prompts, repeated=judge.repeated, signal=judge.signal)
+    again.load_state_dict(decode_state(encode_state(judge.state_dict())))
+    return again
+
+
 def test_a_quiet_run_says_nothing() -> None:
     alarms = Judge(AlarmConfig(), ["a", "b"], np.array([100, 300]))
     metrics, lines = drive(alarms, 200, [0.3, 0.6], [4, 12], cut=0.1)
@@ -216,8 +223,7 @@ def test_a_resumed_run_goes_on_counting(seed, sources, cut) -> None:
         assert all(0 <= metrics[f"adaptive/alarm/{kind}"] <= sources for kind in KINDS)
         alarms = [line for line in lines if line.startswith("s")]  # the sources' names do
         assert len(alarms) == sum(int((whole._on[kind] & ~was_on[kind]).sum()) for kind in KINDS)
-    resumed = Judge(config, names, pool, repeated=0.2)
-    resumed.load_state_dict(decode_state(encode_state(whole.state_dict())))
+    resumed = gone_on(whole)
     for step in after:
         assert take(resumed, *step) == take(whole, *step)
 
@@ -248,9 +254,7 @@ def test_a_rogue_reward_is_said_once() -> None:
     assert lines == [] and metrics["adaptive/alarm/rogue_reward"] == 0
     metrics, (line,) = take(alarms, *groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)
     assert metrics["adaptive/alarm/rogue_reward"] == 1 and "9.0 times" in line and "-100" in line and "'b'" in line
-    again = Judge(AlarmConfig(), ["a", "b"], np.array([10, 10]))
-    again.load_state_dict(decode_state(encode_state(alarms.state_dict())))
-    assert take(again, *groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)[1] == []
+    assert take(gone_on(alarms), *groups, np.ones(2), None, np.array([0.0, 1.0, -100.0, 0.0]), 9.0)[1] == []
 
 
 @pytest.mark.parametrize("signal", ["reward", "acc"])
@@ -273,22 +277,14 @@ def test_rewards_that_vary_and_all_count_as_successes(signal) -> None:
 
 
 def test_budget_on_dead_sources_is_said() -> None:
-    """A third of the rollouts, from when the source is known to be dead until it is solved for the first time."""
+    """A third of the rollouts, from when the source is known to be dead until it is solved for the first time: it stood until
+    the next look at the budget, thousands of rollouts later."""
     judge = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
     metrics, lines = drive(judge, 100, [0.5, 0.0], [4, 2])
     (line,) = [x for x in lines if "without a success since the run began" in x]
     assert "33% of the latest" in line and metrics["adaptive/alarm/dead_share"] == pytest.approx(1 / 3, abs=0.01)
     assert any("without a success since the run began" in str(found) for found in judge.standing())
-    again = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
-    again.load_state_dict(decode_state(encode_state(judge.state_dict())))
-    assert again.standing() == judge.standing()
-    assert drive(judge, 100, [0.5, 0.3], [4, 2])[0]["adaptive/alarm/dead_share"] == 0
-
-
-def test_the_first_success_ends_what_is_said_of_dead_sources() -> None:
-    """ "Without a success since the run began" stood until the next look at the budget, thousands of rollouts later."""
-    judge = Judge(AlarmConfig(), ["fine", "dead"], np.array([200, 100]))
-    drive(judge, 100, [0.5, 0.0], [4, 2])
+    assert gone_on(judge).standing() == judge.standing()
     won = np.array([4.0, 1.0])
     judge.step(100, np.arange(2), np.full(2, 8), won, won * np.nan, won, won)
     assert judge.metrics()["adaptive/alarm/dead_share"] == 0
@@ -325,22 +321,16 @@ def test_validation_that_falls_while_training_rises(accuracies, rewards, raised)
     assert len(said) == judge.metrics()["adaptive/alarm/validation_falls"] == raised
     if raised:
         assert "fell by 0.157 from its best, 0.573 at step 100" in said[0] and "0.5" in said[0]
-        again = Judge(AlarmConfig(), ["math"], np.array([100]))
-        again.load_state_dict(decode_state(encode_state(judge.state_dict())))
-        assert again.standing() == judge.standing()
+        assert gone_on(judge).standing() == judge.standing()
 
 
 def test_a_resumed_run_knows_its_validations() -> None:
     """Those before the resume have the best one, and the training reward of their time."""
     accuracies, rewards = [44 / 89, 51 / 89, 37 / 89], [0.4, 0.5, 0.6]
-    before, resumed = (Judge(AlarmConfig(), ["math"], np.array([100])) for _ in range(2))
-    assert validations(before, accuracies[:2], rewards[:2]) == []
-    resumed.load_state_dict(decode_state(encode_state(before.state_dict())))
-    assert (
-        validations(resumed, accuracies[2:], rewards[2:], 3)
-        == validations(before, accuracies[2:], rewards[2:], 3)
-        != []
-    )
+    whole = Judge(AlarmConfig(), ["math"], np.array([100]))
+    assert validations(whole, accuracies[:2], rewards[:2]) == []
+    found = [validations(one, accuracies[2:], rewards[2:], 3) for one in (gone_on(whole), whole)]
+    assert found[0] == found[1] != []
 
 
 @pytest.mark.parametrize("kind", ["acc", "reward"])

@@ -19,6 +19,7 @@ import pytest
 
 from tests.cli.stores import HOSTILE, make_run, without_steps, write_dataset
 from tests.stats.made import journal_of, make_keys
+from tests.stats.test_journal import attempt
 from tests.world import Arrivals, make_async_engine
 from verl_adaptive.cli import main
 from verl_adaptive.engine import AsyncFacts
@@ -278,11 +279,12 @@ def test_the_very_beginning_of_a_run(steps, tmp_path) -> None:
     if steps:
         make_run(tmp_path, steps=steps, snapshot=False)
     else:
-        with Journal(tmp_path / "adaptive") as journal:
-            journal.begin(0)
+        attempt(tmp_path / "adaptive")
     page = page_of(tmp_path, tmp_path)
     Page(page)
     assert "nan" not in re.findall(r'(?:points|x|y|r|cx|cy)="([^"]*)"', page)
+    about = re.search('class="soft meta">([^<]*)', page)[1]
+    assert steps != 1 or about.endswith("· step 1"), about  # how long it took is not known
 
 
 def test_wrong_arguments_are_one_line(reported, tmp_path, refusal) -> None:
@@ -362,6 +364,8 @@ def test_the_first_step_took_a_usual_one_s_time() -> None:
     assert (hours * 60).tolist() == pytest.approx([1, 2, 3]) and pace == 60
     hours, pace = hours_of(np.array([1, 2]), np.array([1000.0, 1060.0]), np.arange(2))  # attempts of one step each
     assert math.isnan(pace) and np.isnan(hours).all()  # they were said to have taken no time
+    hours, pace = hours_of(np.array([1]), np.array([1000.0]), np.zeros(1))
+    assert math.isnan(pace) and np.isnan(hours).all()
 
 
 # -- figures ------------------------------------------------------------------------------------------------

@@ -23,8 +23,9 @@ pytest.importorskip("starlette")
 pytest.importorskip("uvicorn")
 
 from tests.cli.stores import HOSTILE, change_lines, make_run, without_steps
-from tests.interrupts import interrupted, program
+from tests.programs import interrupted, program
 from tests.report.test_report import Page
+from tests.stats.test_journal import attempt
 from verl_adaptive.groups import Groups
 from verl_adaptive.report.server import AccessGuard, Site, _index, state_of
 from verl_adaptive.stats import Journal, find_runs, reader
@@ -341,8 +342,7 @@ def test_what_is_new_is_read_without_the_whole_journal(tmp_path, monkeypatch) ->
     size = (tmp_path / "adaptive" / "attempt-0" / "steps.jsonl").stat().st_size
     monkeypatch.setattr(reader, "_TAIL", size // 2)
     assert [line["step"] for line in find_runs(str(tmp_path))[0][0].newest(2)] == [8, 9]
-    with Journal(tmp_path / "adaptive", {"run": "p/e"}) as journal:
-        journal.begin(4, parent=attempts_in(journal.folder)[-1]["id"])
+    attempt(tmp_path / "adaptive", after=4, of=-1)
     (run,), trouble = find_runs(str(tmp_path))
     every = run.steps.to_pylist()
     for count in (1, 2, 3, 9):

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from tests.cli.conftest import call, refusal  # noqa: F401  # fixtures
 from verl_adaptive.commands import simulate
 from verl_adaptive.simulate.equal_budget import Task, run_task
 

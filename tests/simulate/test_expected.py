@@ -9,7 +9,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.simulated import simulated_once  # noqa: F401  # a fixture
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.simulate import ClockConfig, LengthConfig, Machine, compose_preset, expected_waiting
 from verl_adaptive.simulate.expected import _pool

@@ -250,11 +250,6 @@ def test_a_preset_that_cannot_be_is_refused(preset, message) -> None:
         make_simulation(preset, StaticWorld(np.zeros(10)), batch=2, n=4, steps=2)
 
 
-def test_overrides_that_nothing_would_take_are_refused() -> None:
-    with pytest.raises(AdaptiveError, match="oracle_best takes no overrides"):
-        make_simulation("oracle_best", StaticWorld(np.zeros(10)), batch=2, n=4, steps=2, overrides=("adaptive.x=1",))
-
-
 def test_rows_of_zero_advantage_train_where_they_are_said_to() -> None:
     trained = {}
     for words in ("grpo", "grpo adaptive.skip_zero_advantage=false"):

@@ -120,7 +120,9 @@ class SlowLearner:
 def test_the_pool_learns_as_the_slow_reference(preset) -> None:
     config = LearningConfig(rate=0.7, spill=0.3, topics=3, forget=0.05)
     p = np.random.default_rng(0).random(60)
+    p[:10] = 0.0  # hopeless: such a prompt moves by its topic only
     world = LearningWorld(p, 0, config)
+    assert world.rates() == pytest.approx(p, abs=1e-3)
     slow = SlowLearner(world)
     simulation = make_simulation(preset, world, batch=8, n=8, steps=12)
     while not simulation.finished:
@@ -144,19 +146,6 @@ def test_a_whole_group_pulls_with_its_deviation() -> None:
         exact = [np.var(reward[home == g]) / (s + 1e-6) for g, s in enumerate(unbiased)]
         assert pull == pytest.approx(exact, abs=1e-12)
     assert group_relative(np.array([0.7]), np.array([0]), 1).tolist() == [0.7]
-
-
-def test_without_rate_and_spill_nothing_moves_and_hopeless_prompts_move_by_their_topic_only() -> None:
-    p = np.array([0.0] * 20 + [0.5] * 20)
-    still = LearningWorld(p, 0, LearningConfig(rate=0.0, spill=0.0))
-    list(make_simulation("grpo", still, batch=8, n=8, steps=5))
-    assert np.array_equal(still.rates(), LearningWorld(p, 0).rates())
-    alone = LearningWorld(p, 0, LearningConfig(spill=0.0))
-    list(make_simulation("grpo", alone, batch=8, n=8, steps=20))
-    assert alone.rates()[:20].max() < 0.001 and alone.rates()[20:].min() > 0.6
-    carried = LearningWorld(p, 0, LearningConfig(spill=0.5, topics=1))
-    list(make_simulation("grpo", carried, batch=8, n=8, steps=20))
-    assert carried.rates()[:20].max() > 3 * alone.rates()[:20].max()
 
 
 # -- pools ------------------------------------------------------------------------------------------------------------

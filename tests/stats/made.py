@@ -13,9 +13,11 @@ from verl_adaptive.stats.journal import JournalError
 from verl_adaptive.stats.keys import KEY_DTYPE
 
 
-def make_keys(count: int, seed: int = 0) -> np.ndarray:
-    """``count`` different keys, ``KEY_DTYPE``."""
+def make_keys(count: int, seed: int = 0, *, alike: bool = False) -> np.ndarray:
+    """``count`` different keys, ``KEY_DTYPE``; ``alike``: they share halves, as a user's own may."""
     words = np.random.default_rng(seed).integers(0, 2**64, (count, 2), dtype=np.uint64)
+    if alike:
+        words[:] = np.stack([np.arange(count) % 3, np.arange(count)[::-1] // 3], axis=1)
     return np.ascontiguousarray(words).view(KEY_DTYPE).reshape(count)
 
 

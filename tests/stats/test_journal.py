@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
+from tests.programs import ran
 from tests.stats.made import make_groups, make_keys, written
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal
@@ -47,6 +48,16 @@ def begun(folder: Path, *steps: int) -> Iterator[Journal]:
             commit(writer, step)
         assert written(writer)
         yield writer
+
+
+def attempt(folder: Path, *steps: int, after: int = 0, of: int | str | None = None) -> str:
+    """Another start of the run, which writes these steps; its id. It goes on with attempt ``of``, by number or id."""
+    parent = attempts_in(folder)[of]["id"] if isinstance(of, int) else of
+    with Journal(folder) as writer:
+        writer.begin(after, parent=parent)
+        for step in steps:
+            commit(writer, step)
+    return writer.id
 
 
 def steps_of(folder: Path) -> list[int]:
@@ -90,32 +101,20 @@ def test_a_resume_begins_an_attempt_and_leaves_the_rest_aside(tmp_path: Path) ->
     found = [(v["step"], v["metrics"]["acc"], len(v["metrics"])) for v in run.validations()]
     assert found == [(0, 0.0, 1), (2, 0.9, 1), (3, 0.3, 1)]
     assert run.gaps() == [] and run.about["attempts"] == 4
-    with Journal(tmp_path) as writer:
-        writer.begin(9, parent=parent)
+    attempt(tmp_path, after=9, of=parent)
     assert [gap[:2] for gap in open_run(tmp_path).gaps()] == [(7, 9)]
-    with Journal(tmp_path) as writer:
-        writer.begin(0)
-        commit(writer, 1)
+    attempt(tmp_path, 1)
     assert steps_of(tmp_path) == [1]
 
 
 def test_a_resume_goes_on_from_the_attempt_that_wrote_the_checkpoint(tmp_path: Path) -> None:
     """A start-over by mistake between the two took the run's place, or another run's steps did."""
-    ids = []
-    for parent, after, steps in (
-        (None, 0, (1, 2, 3)),
-        (None, 0, (1, 2)),
-        (0, 2, (3, 4)),
-        ("of another journal", 2, (3,)),
-    ):
-        with Journal(tmp_path) as writer:
-            writer.begin(after, parent=ids[parent] if isinstance(parent, int) else parent)
-            ids.append(writer.id)
-            for step in steps:
-                commit(writer, step)
-        if parent == 0:
-            lines = [(line["attempt"], line["step"]) for line in JournalReader(tmp_path).lines()]
-            assert lines == [(0, 1), (0, 2), (2, 3), (2, 4)] and open_run(tmp_path).gaps() == []
+    attempt(tmp_path, 1, 2, 3)
+    attempt(tmp_path, 1, 2)
+    attempt(tmp_path, 3, 4, after=2, of=0)
+    lines = [(line["attempt"], line["step"]) for line in JournalReader(tmp_path).lines()]
+    assert lines == [(0, 1), (0, 2), (2, 3), (2, 4)] and open_run(tmp_path).gaps() == []
+    attempt(tmp_path, 3, after=2, of="another journal's")
     assert steps_of(tmp_path) == [3] and [gap[:2] for gap in open_run(tmp_path).gaps()] == [(1, 2)]
 
 
@@ -155,9 +154,7 @@ def test_torn_tails_are_cut_at_every_byte(tmp_path: Path) -> None:
         writer.commit_validation(8, {"acc": 0.5})
     (tmp_path / "x" / "attempt-1" / "groups.arrows").write_bytes(b"")
     assert [gap[:2] for gap in open_run(tmp_path / "x").gaps()] == [(1, 6), (7, 7), (8, 8)]  # each step once
-    with Journal(tmp_path / "torn") as writer:  # and a resume goes on behind what is whole
-        writer.begin(2, parent=attempts_in(writer.folder)[0]["id"])
-        commit(writer, 3)
+    attempt(tmp_path / "torn", 3, after=2, of=0)  # and a resume goes on behind what is whole
     assert steps_of(tmp_path / "torn")[-1] == 3
 
 
@@ -215,9 +212,7 @@ def test_a_column_that_came_later_is_null_in_the_attempts_before(tmp_path: Path,
         older.setattr(journal, "GROUPS", fewer)
         with begun(tmp_path, 1):
             pass
-    with Journal(tmp_path) as writer:
-        writer.begin(1, parent=attempts_in(writer.folder)[0]["id"])
-        commit(writer, 2)
+    attempt(tmp_path, 2, after=1, of=0)
     before, after = open_run(tmp_path).observations()
     assert before.schema == after.schema and before.column("clipped").null_count == len(before) == 6
     assert open_run(tmp_path).table.col("visits").sum() == 12
@@ -401,10 +396,7 @@ def test_a_second_writer_is_refused_until_the_first_is_gone(tmp_path: Path) -> N
     with begun(tmp_path, 1):
         with pytest.raises(JournalBusy, match="trainer.experiment_name"):
             Journal(tmp_path)
-        process = subprocess.run(
-            [sys.executable, "-c", HOLDER, str(tmp_path)], capture_output=True, text=True, check=False
-        )
-        assert "JournalBusy" in process.stderr  # to be refused gave the lock back
+        assert "JournalBusy" in ran(sys.executable, "-c", HOLDER, tmp_path).stderr  # to be refused gave the lock back
 
 
 def test_the_older_of_two_writers_stops(tmp_path: Path, caplog) -> None:

@@ -13,14 +13,15 @@ from pathlib import Path
 
 import pytest
 
+from tests.programs import ran
+
 KILLS = int(os.environ.get("VERL_ADAPTIVE_KILLS", "10"))
 ROOT = Path(__file__).resolve().parents[2]
 
 
 def supervise(folder: Path, *options: str) -> subprocess.CompletedProcess[str]:
     # A process of its own: it forks, which a test process full of threads had better not.
-    command = [sys.executable, "-m", "tests.stats.driver", str(folder), *options]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return ran(sys.executable, "-m", "tests.stats.driver", folder, *options, cwd=ROOT)
 
 
 @pytest.mark.timeout(120 + 5 * KILLS)

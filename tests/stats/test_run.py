@@ -14,7 +14,7 @@ import pytest
 
 from tests.cli.stores import make_run, write_dataset
 from tests.stats.made import written
-from tests.stats.test_journal import begun, commit
+from tests.stats.test_journal import attempt, begun, commit
 from tests.stats.test_table import equal
 from verl_adaptive.cli import main
 from verl_adaptive.errors import AdaptiveError
@@ -84,15 +84,7 @@ def test_a_run_cut_at_a_step_has_its_prompts_of_then(made: tuple[Path, StatsTabl
 
 def test_steps_that_a_checkpoint_has_and_the_journal_has_not_are_missing(tmp_path: Path) -> None:
     """Whose disk was full until the run ended: it looked like a run that had ended earlier."""
-
-    def train(after: int, *steps: int, parent: str = "") -> str:
-        with Journal(tmp_path / "adaptive") as journal:
-            journal.begin(after, parent=parent)
-            for step in steps:
-                commit(journal, step)
-            return journal.id
-
-    first = train(0, 1, 2)
+    first = attempt(tmp_path / "adaptive", 1, 2)
     snapshot = tmp_path / "global_step_4" / "adaptive"
     write_snapshot(snapshot, StatsTable(), {}, meta={"step": 4, "attempt": first})
     assert open_run(tmp_path).gaps() == [(3, 4, "not written when global_step_4 was saved")]
@@ -104,7 +96,9 @@ def test_steps_that_a_checkpoint_has_and_the_journal_has_not_are_missing(tmp_pat
         assert read_before.steps.num_rows == 2
         commit(journal, 3)
         assert written(journal) and read_before.gaps() == []
-    train(2, 3, parent=first)  # from an earlier checkpoint: what came after it does not count
+    attempt(
+        tmp_path / "adaptive", 3, after=2, of=first
+    )  # from an earlier checkpoint: what came after it does not count
     assert open_run(tmp_path).gaps() == []
     (snapshot / MANIFEST).write_text("")
     assert open_run(tmp_path).gaps() == []

@@ -7,7 +7,6 @@ import json
 import math
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -17,6 +16,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from tests.programs import ran
 from tests.stats.made import make_keys
 from tests.stats.mounts import tmpfs
 from tests.stats.test_table import equal, filled
@@ -76,8 +76,8 @@ def test_reading_leaves_no_thread_behind(tmp_path: Path) -> None:
         "stats.read_snapshot(sys.argv[1])\n"
         "print(len(set(os.listdir('/proc/self/task')) - before))"
     )
-    done = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True, check=True)
-    assert done.stdout == "0\n"
+    done = ran(sys.executable, "-c", code, tmp_path)
+    assert done.stdout == "0\n", done.stderr
 
 
 def test_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -86,12 +86,6 @@ def test_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write(tmp_path, table)
     assert len(list(tmp_path.glob("prompts-*.parquet"))) == 15
     equal(table, read_snapshot(tmp_path)[0])
-
-
-def test_an_empty_table(tmp_path: Path) -> None:
-    write(tmp_path, StatsTable(), {})
-    table, state, _ = read_snapshot(tmp_path)
-    assert len(table) == 0 and state == {} and len(table.rows_for(make_keys(3))) == 3
 
 
 def test_the_same_state_makes_the_same_bytes(tmp_path: Path) -> None:

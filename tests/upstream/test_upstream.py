@@ -12,7 +12,6 @@ import importlib.util
 import os
 import re
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -20,6 +19,7 @@ from xml.etree import ElementTree
 
 import pytest
 
+from tests.programs import ran
 from verl_adaptive.integration.compat import SUPPORTED
 
 SPEC = importlib.util.find_spec("verl")  # not importorskip: importing verl here would take longer than a job
@@ -70,8 +70,7 @@ def copy(folder: Path, patches: list[str]) -> Path:
     for patch in patches:
         command = ["git", "apply", "--verbose", str(UPSTREAM / patch / "change.patch")]
         # Outside of any repository; git would otherwise take paths to be relative to that one's root.
-        environment = {**os.environ, "GIT_CEILING_DIRECTORIES": str(folder.parent)}
-        done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, env=environment)
+        done = ran(*command, cwd=folder, GIT_CEILING_DIRECTORIES=str(folder.parent))
         assert done.returncode == 0, f"{patch} does not apply to verl {SUPPORTED}:\n{done.stderr}"
     return folder
 
@@ -137,16 +136,9 @@ def test_all_patches_together_pass_their_tests_and_ours(outcome):
 def test_our_abort_works_with_verls_own_client(tmp_path):
     """:mod:`tests.integration.test_abort`, on real Ray actors, without :class:`CancellingClient`."""
     tree = copy(tmp_path / "tree", ["10-abort-prompts"])
-    environment = os.environ | ENVIRONMENT | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
-    command = [sys.executable, "-m", "pytest", "-q", "-p", REPLACED, "--basetemp", str(tmp_path / "t")]
-    done = subprocess.run(
-        [*command, "tests/integration/test_abort.py"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=False,
-        env=environment,
-    )
+    variables = ENVIRONMENT | {"PYTHONPATH": f"{tree}{os.pathsep}{ROOT}"}
+    command = [sys.executable, "-m", "pytest", "-q", "-p", REPLACED, "--basetemp", tmp_path / "t"]
+    done = ran(*command, "tests/integration/test_abort.py", cwd=ROOT, **variables)
     assert done.returncode == 0, done.stdout[-5000:]
     assert "skipped" not in done.stdout
 

@@ -1,10 +1,25 @@
-"""Our commands as programs that run until Ctrl-C ends them."""
+"""Programs that tests start: some to their end, and commands of ours that run until Ctrl-C ends them."""
 
 from __future__ import annotations
 
+import os
 import signal
 import subprocess
 import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+
+def ran(
+    *command: object,
+    cwd: str | Path | None = None,
+    timeout: float | None = None,
+    env: Mapping[str, str] = os.environ,
+    **variables: str,
+) -> subprocess.CompletedProcess[str]:
+    """A program that has ended, whatever its status; it had these variables beside those of ``env``."""
+    words, env = list(map(str, command)), {**env, **variables}
+    return subprocess.run(words, cwd=cwd, timeout=timeout, env=env, capture_output=True, text=True, check=False)
 
 
 def _heed_interrupts() -> None:
