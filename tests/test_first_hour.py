@@ -11,9 +11,12 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from examples import gpu_first_hour as hour
+from tests.cli.lines import composed
+from tests.programs import ran
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.selftest import suite
 from verl_adaptive.integration.selftest.runs import ProcessRun, call
@@ -32,12 +35,9 @@ def wait_for(condition: Callable[[], object]) -> None:
 @pytest.mark.parametrize("gib", [0, 12, 24, 47, 80])
 def test_its_lines_compose_and_validate(gib, tmp_path) -> None:
     """Those for a GPU, too, which no test can run."""
-    inspect = pytest.importorskip("verl_adaptive.integration.inspect")
-    composing = pytest.importorskip("verl_adaptive.integration.composing")
     sizes = hour.sizes_of(gib) if gib else hour.REHEARSAL
     words = hour.words(tmp_path / "solo-1", tmp_path, "model", sizes, int(gib > 0))
-    config = composing.compose(composing.Command.parse(["+adaptive=solo", "adaptive.seed=1", *words]))
-    inspect.validate(config)
+    config, _ = composed(["+adaptive=solo", "adaptive.seed=1", *words])
     assert config.adaptive.total_rollouts == sizes.steps * sizes.batch * sizes.n
     assert config.actor_rollout_ref.actor.fsdp_config.param_offload == (0 < gib < 20)
     assert config.actor_rollout_ref.actor.strategy == ("fsdp" if gib else "fsdp2")
@@ -82,21 +82,6 @@ def test_what_cannot_run_is_refused_before_the_selftest(given, gpus, said, tmp_p
     assert said in capsys.readouterr().err and not (tmp_path / "out").exists()
 
 
-def test_the_trainings_do_without_an_asynchronous_trainer_that_failed() -> None:
-    """One item that none of the trainings needs ended the hour."""
-
-    def selftest(*failed: str, finished: bool = True) -> dict:
-        names = ("plain verl", "greso, SIGKILL, resume", "solo in colocate_async", "greso in separate_async")
-        items = [
-            suite.Item(n, findings=["wrong"] * (n in failed), mode=n.partition(" in ")[2] or "sync") for n in names
-        ]
-        return suite.Report({}, {}, items=items, finished=finished).as_json()
-
-    assert hour.synchronous(selftest()) and hour.synchronous(selftest("greso in separate_async"))
-    assert not hour.synchronous(selftest("greso, SIGKILL, resume", "greso in separate_async"))
-    assert not hour.synchronous(selftest("plain verl", finished=False)) and not hour.synchronous({})
-
-
 def test_padded_rows_get_smaller_micro_batches_and_fewer_steps() -> None:
     for gib in (12, 24, 47, 80):
         packed, padded = hour.sizes_of(gib), hour.sizes_of(gib, packed=False)
@@ -135,7 +120,7 @@ def test_a_run_that_fails_the_page_says_what_is_missing_and_what_to_do(tmp_path,
         return ProcessRun(folder, 1, "torch.OutOfMemoryError: CUDA out of memory.")
 
     monkeypatch.setattr(hour, "count_gpus", lambda env, timeout: (1, ""))
-    monkeypatch.setattr(hour, "end_on_sigterm", lambda: None)
+    monkeypatch.setattr(hour, "end_on_signals", lambda: None)
     monkeypatch.setattr(hour, "_call", selftest)
     monkeypatch.setattr(hour, "train", train)
     assert hour.main(["--out", str(out), "--model", str(tmp_path), "--data", str(data), "--steps", "100"]) == 1
@@ -145,6 +130,43 @@ def test_a_run_that_fails_the_page_says_what_is_missing_and_what_to_do(tmp_path,
     assert (
         "no comparison: a run or its report failed, and 5 were not begun; after a mend the same command goes on" in said
     )
+
+
+@pytest.mark.parametrize(
+    ("failed", "overrides", "trains"),
+    [
+        ("greso in separate_async", [], True),
+        ("greso, SIGKILL, resume", [], True),  # grpo and solo abort nothing
+        ("gradient", [], False),
+        ("gradient", ["adaptive.skip_zero_advantage=false"], True),
+        (suite.PLAIN, ["adaptive.skip_zero_advantage=false"], False),
+    ],
+)
+def test_what_must_have_passed_before_the_trainings(failed, overrides, trains) -> None:
+    """One preset that failed kept all from training, and no option led past it."""
+    names = ("gradient", suite.PLAIN, "greso, SIGKILL, resume", "greso in separate_async")
+    items = [suite.Item(name, findings=["wrong"] * (name == failed)) for name in names]
+    made = suite.Report({}, {}, items=items, finished=True)
+    assert hour.may_train(made.as_json(), overrides) == trains
+    made.finished = False
+    assert not hour.may_train(made.as_json(), overrides) and not hour.may_train({}, overrides)
+
+
+def test_gsm8k_is_what_verls_own_reward_scores(tmp_path, monkeypatch) -> None:
+    """The hub's rows are stand-ins, since no test reaches it; format and answers are GSM8K's."""
+    datasets = pytest.importorskip("datasets")
+    scorer = pytest.importorskip("verl.utils.reward_score")
+    asked = [
+        {"question": f"How many is {n}?", "answer": f"It is <<{n}={n}>>{n}.\n#### {n:,}"} for n in range(998, 1003)
+    ]
+    monkeypatch.setattr(datasets, "load_dataset", lambda name, config, split: asked)
+    hour.make_gsm8k(tmp_path, val=2)
+    train, val = (pq.read_table(tmp_path / f"{name}.parquet").to_pylist() for name in ("train", "val"))
+    assert (len(train), len(val)) == (5, 2) and hour.INSTRUCTION in train[0]["prompt"][0]["content"]
+    truth = train[2]["reward_model"]["ground_truth"]
+    assert truth == "1000" and train[2]["data_source"] == "openai/gsm8k"
+    said = ("so\n#### 1,000", "so\n#### 1000", "so\n#### 999")
+    assert [scorer.default_compute_score("openai/gsm8k", answer, truth) for answer in said] == [1.0, 1.0, 0.0]
 
 
 def test_a_preset_that_does_not_exist_is_refused_before_the_selftest(tmp_path, capsys) -> None:
@@ -170,7 +192,7 @@ def test_steps_that_an_interrupted_run_made_again_count_once(tmp_path) -> None:
     found = hour.summary(tmp_path)
     assert (found["steps"], found["rollouts"], found["seconds"]) == (4, 4096, 42)
     words = hour.words(tmp_path, tmp_path, "model", hour.sizes_of(80), 1)
-    assert "trainer.save_freq=10" in words  # of 20: there is a checkpoint to go on from
+    assert "trainer.save_freq=7" in words  # of 14: there is a checkpoint to go on from
 
 
 def test_a_folder_is_not_gone_on_with_under_other_options(tmp_path) -> None:
@@ -179,27 +201,28 @@ def test_a_folder_is_not_gone_on_with_under_other_options(tmp_path) -> None:
     assert hour.begun_otherwise(tmp_path / "grpo-1", ["trainer.save_freq=20"])
 
 
-def test_ended_by_a_scheduler_it_leaves_no_training_behind(tmp_path) -> None:
-    """First hour, its selftest, the training that has a session of its own: SIGTERM reaches the first alone."""
+@pytest.mark.parametrize("ends", [signal.SIGTERM, signal.SIGHUP])
+def test_ended_by_a_scheduler_or_a_lost_terminal_it_leaves_no_training_behind(ends, tmp_path) -> None:
+    """First hour, its selftest, the training that has a session of its own: the signal reaches the first alone."""
     (tmp_path / "middle.py").write_text(
         "import os, pathlib\n"
-        "from verl_adaptive.integration.selftest.runs import call, end_on_sigterm\n"
-        "end_on_sigterm()\n"
+        "from verl_adaptive.integration.selftest.runs import call, end_on_signals\n"
+        "end_on_signals()\n"
         "said = 'import os, pathlib, time; pathlib.Path(\"pid\").write_text(str(os.getpid())); time.sleep(600)'\n"
         "here = pathlib.Path.cwd()\n"
         "call(here, ['-c', said], here / 'metrics-0.jsonl', 600, None, os.environ)\n"
     )
     said = (
-        "import pathlib; from examples.gpu_first_hour import _call, end_on_sigterm\n"
-        "end_on_sigterm(); _call('middle', log=pathlib.Path('middle.log'))"
+        "import pathlib; from examples.gpu_first_hour import _call, end_on_signals\n"
+        "end_on_signals(); _call('middle', log=pathlib.Path('middle.log'))"
     )
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
     first = subprocess.Popen([sys.executable, "-c", said], cwd=tmp_path, env={**os.environ, "PYTHONPATH": path})
     try:
         wait_for(lambda: (tmp_path / "pid").exists() and (tmp_path / "pid").read_text())
         training = int((tmp_path / "pid").read_text())
-        first.terminate()
-        assert first.wait(timeout=60) == 128 + signal.SIGTERM
+        first.send_signal(ends)
+        assert first.wait(timeout=60) == 128 + ends
         wait_for(lambda: not Path(f"/proc/{training}").exists())
     finally:
         first.kill()
@@ -247,8 +270,8 @@ def test_a_run_out_of_time_says_so_what_it_had_made_and_where_its_log_is(tmp_pat
 def test_the_rehearsal(tmp_path) -> None:
     from tests.e2e.harness import environment
 
-    command = ["bash", str(ROOT / "examples" / "gpu_first_hour.sh"), "--cpu-rehearsal", "--out", "hour"]
-    done = subprocess.run(command, cwd=tmp_path, env=environment(), capture_output=True, text=True, timeout=7000)
+    command = ("bash", ROOT / "examples" / "gpu_first_hour.sh", "--cpu-rehearsal", "--out", "hour")
+    done = ran(*command, cwd=tmp_path, timeout=7000, env=environment())
     assert done.returncode == 0, done.stdout + done.stderr
     runs = json.loads((tmp_path / "hour" / "page.json").read_text())["runs"]
     assert [run["preset"] for run in runs] == ["grpo", "solo", "greso"]

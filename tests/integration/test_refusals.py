@@ -185,6 +185,9 @@ PRESETS = ("grpo", "dapo", "greso", "aero", "pilot_commit", "solo", "spo")
         f"+adaptive=greso {DISAGGREGATED}",
         f"+adaptive=solo {DISAGGREGATED} {SGLANG}",
         f"+adaptive=solo {DISAGGREGATED} actor_rollout_ref.rollout.free_cache_engine=false",
+        # a cluster that runs already, and one of the run's own
+        "+adaptive=greso +ray_kwargs.ray_init.address=auto ray_kwargs.ray_init.num_cpus=null",
+        "+adaptive=greso +ray_kwargs.ray_init.address=local ray_kwargs.ray_init.num_cpus=8",
         # the cures of refusals
         f"+adaptive=solo {SEPARATE} actor_rollout_ref.model.lora_rank=8 actor_rollout_ref.model.lora.merge=true",
         "+adaptive=solo actor_rollout_ref.model.lora_rank=8",
@@ -289,6 +292,8 @@ REFUSED = rf"""
     adaptive\.refill=True: .*too late to generate others.*write adaptive\.refill=false
 +adaptive=aero {COLOCATED}
     enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo
++adaptive=greso +ray_kwargs.ray_init.address=auto ray_kwargs.ray_init.num_cpus=8
+    num_cpus=8: Ray takes no resources for a cluster that runs already \(.*address=auto\); set it to null
 # what verl's open pull requests 6868 and 6874 would add
 +adaptive=greso trainer.v1.trainer_mode=fully_async
     trainer_mode='fully_async': must be one of sync
@@ -584,6 +589,11 @@ def test_a_verl_that_lacks_a_name_is_refused_with_the_way_out():
     moved = (compat.Name("verl.trainer.ppo.utils", "need_critic", ("config", "phase"), "the critic"),)
     with pytest.raises(AdaptiveError, match=r"need_nothing is missing .*needed for nothing[\s\S]*verl>=0.9.0"):
         compat.check_verl("sync", lacking)
+    queue = (compat.Name("transfer_queue", "kv_nothing", (), "the queue"),)
+    with pytest.raises(
+        AdaptiveError, match=r"kv_nothing is missing[\s\S]*Install a supported one: .*TransferQueue>=0.1.10"
+    ):
+        compat.check_verl("sync", queue)
     with pytest.raises(AdaptiveError, match=r"need_critic does not take phase"):
         compat.check_verl("sync", moved)
     demanding = (compat.Name("verl.trainer.ppo.v1.trainer_base", "PPOTrainer._compute_values", ("self", "batch"), "x"),)

@@ -251,7 +251,7 @@ class Examination:
             whole = len(compat.NAMES)
             there = f"{whole - len(instead)} of {whole}" if instead else f"all {whole}"
             detail = "; ".join(missing) or f"{there} that are used are there"
-            self.judge("names of verl's", not missing, detail, compat.INSTALL)
+            self.judge("names of verl's", not missing, detail, compat.cure(missing))
             for place in instead:
                 self.add("done instead", "warn", f"verl {compat.version_of('verl')}: {place}")
         options = self._try("Hydra group", REINSTALL, composing.group_options)

@@ -5,9 +5,15 @@ own: plain verl without this package, `greso` killed with SIGKILL and resumed, a
 trainers. Checks: every rollout and token is accounted for, as many optimizer updates as plain GRPO's, the metrics are there,
 the recorded decisions are made again, log-probs agree as in plain verl, and leaving rows of zero advantage out changes no
 gradient. Uses verl's default strategy and all GPUs that CUDA_VISIBLE_DEVICES leaves (four of six: a power of two), or the CPU
-platform where there is none; about ten minutes on one GPU, a quarter of an hour without. The same command goes on where it was
+platform where there is none; about twelve minutes on one GPU, a quarter of an hour without. The same command goes on where it was
 interrupted, and does not repeat what has passed; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The
 status is 1 if something is wrong.
+
+if only this fails:
+  gradient                  train with adaptive.skip_zero_advantage=false
+  plain verl                look at verl, its engine and the GPU: training does not work without this package either
+  greso, SIGKILL, resume    take grpo or solo, which abort no requests; or resume does not work: the findings say which
+  an asynchronous trainer   train with trainer.v1.trainer_mode=sync
 
 examples:
   verl-adaptive selftest
@@ -67,7 +73,7 @@ def run(args: argparse.Namespace) -> int:
             raise UsageError(f"-- {word}: each run of the self-test has its own, and is judged by it; leave it out")
     folder = Path(args.folder).resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    runs.end_on_sigterm()
+    runs.end_on_signals()
     report = suite.examine(
         folder,
         presets=presets,

@@ -129,6 +129,7 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     Of several, the first in this order.
     """
     check_counts(config)
+    _check_ray(config)
     _check_old_rewards(config)
     _check_trainer(config)
     _check_group_size(config, adaptive, policy)
@@ -142,6 +143,19 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
     _check_fetch(config, policy)
     _check_log_probs(config)
     _check_minibatches(config)
+
+
+def _check_ray(config: Any) -> None:
+    """A cluster that runs already has its resources, and Ray refuses to be told others."""
+    ray_init = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
+    address = ray_init.get("address")
+    for name in ("num_cpus", "num_gpus"):
+        check(
+            address in (None, "local") or ray_init.get(name) is None,
+            f"ray_kwargs.ray_init.{name}",
+            ray_init.get(name),
+            f"Ray takes no resources for a cluster that runs already (ray_kwargs.ray_init.address={address}); set it to null",
+        )
 
 
 def _check_trainer(config: Any) -> None:

@@ -275,6 +275,11 @@ def too_old() -> str:
     )
 
 
+def cure(missing: list[str]) -> str:
+    """What to install where these names are missing, as :func:`lacks` says them: all may be TransferQueue's."""
+    return INSTALL_QUEUE if all(text.startswith(_QUEUE) for text in missing) else INSTALL
+
+
 def check_verl(mode: str, names: tuple[Name, ...] = NAMES) -> None:
     """Refuse a verl that lacks a name we use in this trainer mode.
 
@@ -288,5 +293,5 @@ def check_verl(mode: str, names: tuple[Name, ...] = NAMES) -> None:
             + "\n  ".join(found)
             + (f"\nWith this verl write trainer.v1.trainer_mode={' or '.join(runs)}." if runs else "")
             + f"\nverl {' and '.join(TRIED)} have been run, others are taken as far as they have these names "
-            f"(docs/verl_versions.md). Install a supported one: {INSTALL}"
+            f"(docs/verl_versions.md). Install a supported one: {cure(found)}"
         )

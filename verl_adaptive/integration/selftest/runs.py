@@ -82,9 +82,12 @@ def next_metrics(folder: Path) -> Path:
     return folder / f"metrics-{len(list(folder.glob('metrics-*.jsonl')))}.jsonl"
 
 
-def end_on_sigterm() -> None:
-    """Let SIGTERM end this process as Ctrl-C does: a training run has a session of its own and would keep the GPUs."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
+def end_on_signals() -> None:
+    """Let SIGTERM, and SIGHUP where ``nohup`` does not ignore it, end this process as Ctrl-C does: a training run has a session
+    of its own and would keep the GPUs."""
+    for ends in (signal.SIGTERM, signal.SIGHUP):
+        if signal.getsignal(ends) is not signal.SIG_IGN:
+            signal.signal(ends, lambda number, _: sys.exit(128 + number))
 
 
 def call(

@@ -204,14 +204,17 @@ def examine(
         _write(folder, report)
         return report
 
+    # the plugin says what a run waits for, before the run is ended
+    watched = [RECORD, f"adaptive.stall_timeout={timeout / 4:g}"]
+
     def preset(name: str, said: Sequence[str], mode: str = "sync", beside: Item | None = None) -> None:
-        tried(name, lambda item: _judged(item, trained(item, [*said, RECORD], mode), beside))
+        tried(name, lambda item: _judged(item, trained(item, [*said, *watched], mode), beside))
 
     for name in presets:
         preset(f"+adaptive={name}", [f"+adaptive={name}", *BESIDE.get(name, ())], beside=plain)
     if not presets:
         where = folder / "runs" / "killed"
-        own = [*words(folder, gpus), "+adaptive=greso", RECORD, *_own(where, RESUMED, SAVE_EVERY), *overrides]
+        own = [*words(folder, gpus), "+adaptive=greso", *watched, *_own(where, RESUMED, SAVE_EVERY), *overrides]
         tried("greso, SIGKILL, resume", lambda item: _resumed(item, where, own, env, timeout, plain))
         for mode, said in _modes(gpus).items():
             if said:
@@ -329,8 +332,9 @@ def _ended(item: Item, run: ProcessRun, steps: Sequence[int] = range(1, STEPS + 
         item.facts["probs diff"] = sum(known) / len(known)
     elif differences:
         item.findings.append("log-probs of rollout and actor: their difference is no number in any step")
-    for verb, said in (("slept", "seconds to fall asleep"), ("woken", "seconds to wake up")):  # vLLM's own words
-        item.facts[verb] = run.log.count(said)
+    if "vLLMHttpServer" in run.log:
+        for verb, said in (("slept", "seconds to fall asleep"), ("woken", "seconds to wake up")):  # vLLM's own words
+            item.facts[verb] = run.log.count(said)
     if not all(gradient > 0 for gradient in run.series("actor/grad_norm")):
         item.findings.append(f"a step had no gradient: {run.series('actor/grad_norm')}")
     return True
@@ -550,7 +554,7 @@ def page(report: Report) -> str:
     plain = next((i.facts.get("s/step") for i in report.items if i.name == PLAIN), None)
     for item in report.items:
         step = item.facts.get("s/step")
-        ratio = f"{step / plain:.2f}" if step and plain else ""
+        ratio = f"{step / plain:.2f}" if step and plain and item.mode == "sync" else ""
         row = f"{'FAILED' if item.findings else 'ok    '}  {item.name:24}{item.seconds:>4.0f} s{ratio:>9}"
         cells = [_shown(item.facts[name])[:11] if name in item.facts else "" for name in COLUMNS]
         lines.append((row + "".join(f"{cell:>12}" for cell in cells)).rstrip())
@@ -562,13 +566,14 @@ def page(report: Report) -> str:
     lines += [
         "",
         f"checked   {'; '.join(said)}",
-        "vs verl   seconds of the fastest step beside plain verl's; a preset generates more or fewer rollouts, so they may differ",
+        "vs verl   in sync, seconds of the fastest step beside plain verl's; a preset generates more or fewer rollouts, so they may "
+        "differ",
         "probs diff   of the tokens that train: a preset leaves out the certain ones, on which nothing can differ",
     ]
     if wrong:
         lines.append(
             "if plain verl failed, training does not work here without this package either; if only others failed, please "
-            "report it with this page and its log (runs/*/log.txt beside it), and see docs/commands.md#selftest for what to "
+            "report it with this page and its log (runs/*/log.txt beside it); `verl-adaptive selftest --help` says what to "
             "do meanwhile"
         )
     return "\n".join(lines)
