@@ -28,7 +28,6 @@ from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
 from verl_adaptive.progress import Progress
 from verl_adaptive.record import Recorder, replay
-from verl_adaptive.rng import Draw
 from verl_adaptive.roles import CLOSE, HOLD, Allocator, Pick, Sampler, answers
 from verl_adaptive.roles.pooled import PooledAllocator
 from verl_adaptive.stats.state import decode_state, encode_state
@@ -262,11 +261,6 @@ def test_resume_is_exact(setup, seed) -> None:
         same_state(engine, resumed)
 
 
-def any_step(engine: OrderedEngine | AsyncEngine, world: World, step: int = 1) -> StepResult:
-    """A step of either engine, from its beginning; in the asynchronous one with nothing in flight before."""
-    return Arrivals(world, 1).step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
-
-
 # -- sync: particular situations ------------------------------------------------------------------------------
 
 
@@ -309,15 +303,6 @@ def test_only_where_a_failed_group_alone_is_lost_a_batch_may_be_short() -> None:
     engine, world = make_engine("epoch", ON_POLICY, batch=20, n=8, p=np.full(400, 0.1), seed=5)
     run = RandomWorkers(engine, world, 1)
     assert [int(run.step(step).trained.sum()) for step in range(1, 4)] == [20, 20, 20]
-
-
-def test_a_yield_of_nearly_all_asks_for_nearly_as_many_as_are_missing() -> None:
-    progress = Progress(step=1, batch=100, draw=Draw(0, 1))
-    for keep_rate, wanted in ((None, 100), (1.0, 100), (1 - 4e-16, 100), (0.99, 103), (0.9, 123), (0.5, 220)):
-        progress.keep_rate = keep_rate
-        assert progress.wanted() == wanted
-    progress.keep_rate = 0.95
-    assert progress.wanted(1.25) == 111  # 1.05 / 0.95, and not 1.25 / 0.95
 
 
 def test_a_topup_goes_out_when_its_own_group_is_back() -> None:
@@ -457,7 +442,7 @@ def test_a_plan_goes_out_whole_beside_pilots(make) -> None:
     allocator = {**ON_POLICY, "lower": 0.0, "upper": 0.0}
     engine, world = make(sampler, allocator, "band", refill=False, batch=8, n=8, steps=20, p=np.full(64, 0.5))
     for step in range(1, 4):
-        result = any_step(engine, world, step)
+        result = Arrivals(world, 1).step(engine, step)
         assert len(result.groups) == 24 and result.trained.all()
 
 
@@ -709,18 +694,14 @@ class Spoiling(World):
         )
 
 
-@pytest.mark.parametrize("kind", ["sync", "async"])
-def test_rollouts_without_a_reward_are_on_the_bill(kind, tmp_path) -> None:
+@pytest.mark.parametrize("facts", [None, AsyncFacts(warmup=8)], ids=["sync", "async"])
+def test_rollouts_without_a_reward_are_on_the_bill(facts, tmp_path) -> None:
     """All that the servers generated is in the account, top-ups and failed groups included; and it replays."""
-    parts, facts = ("epoch", "aero", "informative"), {"batch": 8, "n": 8, "M": 60}
     world = Spoiling((np.arange(60) + 0.5) / 60)
-    if kind == "async":
-        engine, _ = make_async_engine(*parts, **facts, world=world, async_facts=AsyncFacts(warmup=8))
-    else:
-        engine, _ = make_engine(*parts, **facts, world=world)
+    engine, _ = make_engine("epoch", "aero", "informative", world=world, async_facts=facts)
     recorder, arrivals, ledgers, held = Recorder(tmp_path, engine), Arrivals(world), [], [0, 0]
     for step in range(1, 5):
-        result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
+        result = arrivals.step(engine, step)
         ledgers.append(result.ledger)
         accounts = result.ledger.rollouts, result.ledger.tokens
         assert [a.balanced(before) for a, before in zip(accounts, held, strict=True)] == [True, True]
@@ -799,9 +780,9 @@ def test_a_short_step_ends_as_configured(name, trainer, on_exhausted) -> None:
     says = rf"{kept} of 8 groups .*{says}"
     if on_exhausted == "raise":
         with pytest.raises(Exhausted, match=says):
-            any_step(engine, world)
+            Arrivals(world, 1).step(engine, 1)
         return
-    result = any_step(engine, world)
+    result = Arrivals(world, 1).step(engine, 1)
     assert re.search(says, result.note)
     back = min(8, len(result.groups)) - kept if on_exhausted == "relax" or not kept else 0
     assert result.trained.sum() == kept + back
@@ -835,7 +816,7 @@ def test_the_end_of_a_budget_cuts_no_plan(make) -> None:
     engine, world = make(sampler, "aero", p=np.full(64, 0.5), batch=8, n=8, steps=8, refill=False, on_exhausted="raise")
     notes = []
     while not engine.finished:
-        notes.append(any_step(engine, world, len(notes) + 1).note)
+        notes.append(Arrivals(world, 1).step(engine, len(notes) + 1).note)
     assert engine.policy.sampler.left == 0 and not any(notes)
 
 
@@ -844,7 +825,7 @@ def test_a_batch_that_the_filter_drops_whole_exhausts_nothing_without_refill(mak
     """An asynchronous trainer draws once more before it falls back on dropped groups; that this ends ended the run."""
     options = {"p": np.ones(64), "refill": False, "on_exhausted": "raise", "max_rounds": 1}
     engine, world = make(filter="informative", **options)
-    result = any_step(engine, world)
+    result = Arrivals(world, 1).step(engine, 1)
     assert result.trained.sum() == 8 and "0 of 8 groups" in result.note and "(8 all_correct)" in result.note
 
 
@@ -1233,14 +1214,17 @@ def test_another_mode_leaves_behind_what_is_in_flight(policy, tmp_path):
     assert account.generated + held == account.trained + account.dropped_in_all + account.held
 
 
-def test_an_asynchronous_trainer_drops_groups_that_another_allocator_held():
+@pytest.mark.parametrize("parts", [{}, {"allocator": ON_POLICY, "filter": "band"}], ids=["fixed", "on_policy"])
+def test_an_asynchronous_trainer_drops_groups_that_another_allocator_held(parts):
+    """It was refused once the models were loaded, and with any other allocator it was not."""
     engine, world = make_engine(allocator=PIPELINED, filter="band", p=np.full(64, 0.5))
     run(engine, world, 3)
     held = engine.held.rollouts
-    again, _ = make_async_engine(world=world, table=StatsTable.from_arrow(engine.table.to_arrow()))
+    again, _ = make_async_engine(world=world, table=StatsTable.from_arrow(engine.table.to_arrow()), **parts)
     again.load_state_dict(engine.state_dict())
     account = Arrivals(world).step(again, 4).ledger.rollouts
     assert account.dropped["gone"] == held > 0 and account.balanced(held)
+    again.load_state_dict(again.state_dict())
 
 
 def test_prompts_that_left_the_data_set_are_not_topped_up():

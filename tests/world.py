@@ -150,8 +150,10 @@ class Arrivals:
         out, self.waiting = self.waiting[:count], self.waiting[count:]
         return Groups.concat(out)
 
-    def step(self, engine: AsyncEngine, step: int) -> StepResult:
-        """One whole step, mini-steps included, as a trainer takes it."""
+    def step(self, engine: Engine, step: int) -> StepResult:
+        """One whole step, mini-steps included, as a trainer takes it; in ``sync`` all that was asked for comes back together."""
+        if not isinstance(engine, AsyncEngine):
+            return run_step(engine, self.world, step)
         self.send(engine.begin(step))
         for _ in range(engine.async_facts.mini_steps):
             while not engine.can_take(engine.count):

@@ -10,7 +10,7 @@ import torch
 import transfer_queue as tq
 from verl.utils import tensordict_utils as tu
 
-from tests.integration.test_sync_client import Workers, clear, client_of
+from tests.integration.test_sync_client import Workers, batch_of, clear, client_of
 from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.sync_client import SyncRolloutClient
 
@@ -41,25 +41,25 @@ class Unjudged(Workers):
         tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.get_tensordict(fields))
 
 
-def step(client: SyncRolloutClient, workers: Unjudged):
+def waited(workers: Unjudged, **options) -> tuple[SyncRolloutClient, list[str], list[dict]]:
+    """A client of these workers, and the rows of its first step, of which none is judged yet."""
+    client = client_of(workers, late=True, refill=False, **options)
     client.start()
-    keys, tags = client.wait_for_all()
-    assert sorted(keys) == sorted(workers.written)
-    workers.judge(keys, tags)
-    return client.complete()
+    return client, *client.wait_for_all()
 
 
 @pytest.mark.parametrize("signal", [None, "acc"])
 @pytest.mark.parametrize("filter", ["keep_all", "informative"])
 def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal):
-    chosen = {"filter": {"name": filter}, "refill": False, **({"signal": signal} if signal else {})}
+    chosen = {"filter": {"name": filter}, **({"signal": signal} if signal else {})}
     workers = Unjudged(order=1, fail=0.3, lost=0.3, signal=signal)
-    batch = step(client_of(workers, late=True, **chosen), workers)
+    client, keys, tags = waited(workers, **chosen)
+    assert sorted(keys) == sorted(workers.written)
+    workers.judge(keys, tags)
+    batch = client.complete()
     clear(batch)
     other = Workers(order=2, fail=0.3, lost=0.3, signal=signal)
-    client = client_of(other, **chosen)
-    client.start()
-    twin = client.complete()
+    twin = batch_of(client_of(other, refill=False, **chosen))
     clear(twin)
     assert [k.split("_", 1)[1] for k in batch.keys] == [k.split("_", 1)[1] for k in twin.keys]
     assert batch.zero_row_tokens.tolist() == twin.zero_row_tokens.tolist()
@@ -70,9 +70,7 @@ def test_decides_as_if_rewards_had_come_with_the_rollouts(queue, filter, signal)
 def test_curves_have_the_score_of_each_output(queue):
     """The last one's is the reward; verl's ``critic/score`` is of all rows."""
     workers = Unjudged()
-    client = client_of(workers, late=True, refill=False)
-    client.start()
-    keys, tags = client.wait_for_all()
+    client, keys, tags = waited(workers)
     for key in keys:
         if int(key.rsplit("_", 1)[1]):
             workers.written[key]["reward"] += 10.0  # another than the first output's
@@ -85,25 +83,23 @@ def test_curves_have_the_score_of_each_output(queue):
 
 def test_two_steps_and_nothing_is_left_over(queue):
     workers = Unjudged()
-    client = client_of(workers, late=True, refill=False)
-    for _ in range(2):
-        workers.written.clear()
-        clear(step(client, workers))
+    client, *rows = waited(workers)
+    workers.judge(*rows)
+    clear(client.complete())
+    client.start()
+    workers.judge(*client.wait_for_all())
+    clear(client.complete())
     assert client.queue.under_way == 0 and not client.queue.submissions
 
 
 def test_no_rollout_at_all_is_an_error(queue):
-    client = client_of(Unjudged(fail=1.0, lost=1.0), late=True, refill=False)
-    client.start()
     with pytest.raises(AdaptiveError, match="none of 4 prompts left a rollout"):
-        client.wait_for_all()
+        waited(Unjudged(fail=1.0, lost=1.0))
 
 
 def test_rewards_that_are_not_finite_end_the_run(queue):
     workers = Unjudged()
-    client = client_of(workers, late=True, refill=False)
-    client.start()
-    keys, tags = client.wait_for_all()
+    client, keys, tags = waited(workers)
     workers.judge(keys, tags, math.nan)
     with pytest.raises(AdaptiveError, match=r"0 of 4 groups .*\(4 failed\): adaptive\.refill=false asks for no others"):
         client.complete()
@@ -111,8 +107,7 @@ def test_rewards_that_are_not_finite_end_the_run(queue):
 
 def test_a_signal_that_the_model_does_not_give(queue):
     workers = Unjudged()
-    client = client_of(workers, late=True, refill=False, signal="acc")
-    client.start()
-    workers.judge(*client.wait_for_all())
+    client, *rows = waited(workers, signal="acc")
+    workers.judge(*rows)
     with pytest.raises(ConfigError, match=r"adaptive\.signal='acc': the reward function gives no such field"):
         client.complete()

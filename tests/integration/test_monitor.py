@@ -13,7 +13,6 @@ from verl.utils import tensordict_utils as tu
 from tests.world import keys_of, make_engine, run_step
 from verl_adaptive.config import AdaptiveConfig
 from verl_adaptive.integration import monitor
-from verl_adaptive.integration.rewards import read_rewards
 from verl_adaptive.integration.tables import lists_now
 from verl_adaptive.report.lists import COLUMNS
 from verl_adaptive.stats.state import decode_state, encode_state
@@ -42,19 +41,6 @@ def test_metrics_and_lines_come_out(monkeypatch, told) -> None:
     assert any("docs/metrics.md#alarms" in r.getMessage() for r in told.records) == any(
         out[-1][f"adaptive/alarm/{kind}"] for kind in ("cut", "never_solved", "jumped", "starved")
     )
-
-
-def test_answers_of_several_short_outputs_are_not_cut(told) -> None:
-    engine, world = make_engine(filter="keep_all", batch=16, n=8, M=60, p=np.full(60, 0.5))
-    looker = monitor.Monitor(AdaptiveConfig(), engine, longest=1000, tracking=lambda: None)
-    shares = []
-    for step, longest in enumerate([400, 400, 1000], 1):
-        result = run_step(engine, world, step)
-        result.groups.tokens, result.groups.shorter = np.full(128, 1200), np.full(128, 1200 - longest)
-        looker._asked = 3  # what the reward function gives is no matter here
-        (share,) = [v for k, v in looker.step(step, result, []).items() if k.startswith("adaptive/source/cut_share")]
-        shares.append(share)
-    assert shares == [0.0, 0.0, 1.0]
 
 
 def test_turned_off_it_is_off(monkeypatch) -> None:
@@ -108,17 +94,6 @@ def test_a_bare_number_that_is_graded_late_is_no_unused_acc(monkeypatch, told, d
     assert asked == expected  # once it is graded, until an acc differs, and three times at most
     assert out["adaptive/alarm/unused_acc"] == (differs == 5)
     assert sum("adaptive.signal=acc" in r.getMessage() for r in told.records) == (differs == 5)
-
-
-def test_a_rollout_without_further_results_has_no_signal(queue) -> None:
-    """A reward manager may say None of an answer that it cannot parse: the run ended with a TypeError."""
-    rows = [
-        {"rm_scores": torch.tensor([1.0]), "extra_fields": {"reward_extra_info": info}} for info in ({"acc": 1}, None)
-    ]
-    keys = ["u_0_0", "u_1_0"]
-    tq.kv_batch_put(keys=keys, partition_id="train", fields=tu.list_of_dict_to_tensordict(rows), tags=[{}, {}])
-    reward, signal, given = read_rewards(keys, "acc")
-    assert reward.tolist() == [1, 1] and signal[0] == 1 and np.isnan(signal[1]) and given == {"acc"}
 
 
 def test_a_resumed_run_says_nothing_twice(monkeypatch, told) -> None:

@@ -14,10 +14,11 @@ from verl.trainer.ppo.v1 import get_trainer_cls
 from tests.cli.stores import hostile_rows, write_dataset
 from tests.world import Arrivals, World, make_async_engine, make_engine, run_step
 from verl_adaptive.cli import main
-from verl_adaptive.engine import AsyncEngine, AsyncFacts, StepResult
+from verl_adaptive.config import AdaptiveConfig
+from verl_adaptive.engine import AsyncFacts, StepResult
 from verl_adaptive.engine import make_engine as make
 from verl_adaptive.errors import ConfigError
-from verl_adaptive.integration import composing, inspect, step_metrics
+from verl_adaptive.integration import composing, inspect, monitor, step_metrics
 from verl_adaptive.stats import StatsTable
 
 MINIMAL = (
@@ -32,7 +33,7 @@ def lines_of(steps: int, caplog, made) -> list[tuple[StepResult, dict[str, float
     engine, world = made
     arrivals, out = Arrivals(world), []
     for step in range(1, steps + 1):
-        result = arrivals.step(engine, step) if isinstance(engine, AsyncEngine) else run_step(engine, world, step)
+        result = arrivals.step(engine, step)
         caplog.clear()
         with caplog.at_level(logging.INFO, "verl_adaptive"):
             metrics = step_metrics.step_metrics(engine, result, [], updates=0)
@@ -67,16 +68,18 @@ def test_what_a_step_waited_for_is_said(caplog) -> None:
     assert metrics.items() >= times.items() and " | 75 s of generation, 30 s of them for" in caplog.text
 
 
-def test_a_rollout_is_cut_when_one_of_its_outputs_is(monkeypatch) -> None:
-    """Three outputs of 400 tokens are 1,200, and none is cut at 1,000."""
+def test_a_rollout_is_cut_when_one_of_its_outputs_is() -> None:
+    """Three outputs of 400 tokens are 1,200, and none is cut at 1,000: for the step's metrics and for the alarms."""
     engine, world = make_engine(batch=8, n=8, M=40, p=np.full(40, 0.5))
-    result = run_step(engine, world, 1)
-    groups = result.groups
-    groups.tokens, groups.shorter = np.full(64, 1200), np.full(64, 800)
-    ratio = "adaptive/response_length/generated_clip_ratio"
-    assert step_metrics.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0
-    groups.shorter[:16] = 200
-    assert step_metrics.step_metrics(engine, result, [], updates=0, max_response_length=1000)[ratio] == 0.25
+    looker = monitor.Monitor(AdaptiveConfig(), engine, longest=1000, tracking=lambda: None)
+    looker._asked = 3  # what the reward function gives is no matter here
+    for step, cut in enumerate((0, 0, 16), 1):
+        result = run_step(engine, world, step)
+        result.groups.tokens, result.groups.shorter = np.full(64, 1200), np.repeat([200, 800], [cut, 64 - cut])
+        found = step_metrics.step_metrics(engine, result, [], updates=0, max_response_length=1000)
+        found |= looker.step(step, result, [])
+        (share,) = (value for name, value in found.items() if name.startswith("adaptive/source/cut_share"))
+        assert share == found["adaptive/response_length/generated_clip_ratio"] == cut / 64
 
 
 def test_a_step_whose_groups_all_failed_has_no_informative_one() -> None:

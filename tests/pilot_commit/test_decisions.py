@@ -122,16 +122,19 @@ def test_decisions_equal_the_reference_on_random_histories() -> None:
     assert commits > 500 and expired > 500 and inside > 500  # the histories reach what they test
 
 
-def test_held_groups_that_a_smaller_n_leaves_no_commit_are_given_up() -> None:
-    """Pilots as many as a group has now, after a resume: they take no place, and no pilot's place either."""
-    part = made({"n_pilot": 2, "form": "pipelined"}, n=4, batch=4)
+@pytest.mark.parametrize("n", [6, 7, 8])
+def test_groups_that_a_smaller_n_leaves_no_commit_are_given_up(n) -> None:
+    """Pilots as many as a group has now, or more, after a resume: they take no place, and no pilot's place either."""
+    part = made({"n_pilot": 2, "form": "pipelined"}, n=n, batch=4)
     part.load_state_dict({"recent": [10.0, 5.0], "range": None})
-    groups, since = pilots_with([2] * 4, 4), np.zeros(4, dtype=np.int64)
+    groups, since = pilots_with([2, 3, 2, 4], 8), np.zeros(4, dtype=np.int64)
     assert part.recall(groups, since, at()).tolist() == [CLOSE] * 4
     # Every second one is in the band: this step's 4 and the next one's, and a tenth more.
     assert part.prompts(4, at()) == 18
     part.end_step(at())
     assert part.metrics()["expired_total"] == 4
+    # of -1 rollouts and fewer no commit can be made, and the run ended
+    assert made({}, n=n).review(groups, at()).tolist() == [CLOSE] * 4
 
 
 @pytest.mark.parametrize("form", ["on_policy", "pipelined"])
@@ -157,15 +160,6 @@ def test_lost_pilots_leave_the_group_size_as_it_is() -> None:
     part = made({"n_pilot": 8}, n=16)
     answer = part.review(Groups.from_lists([0], [[1.0, 0.0, 1.0]]), at())
     assert answer.tolist() == [13]
-
-
-@pytest.mark.parametrize("n", [6, 7])
-def test_pilots_of_a_larger_group_size_get_no_commit(n) -> None:
-    """A resume may lower ``rollout.n``: of -1 rollouts and fewer no commit can be made, and the run ended."""
-    groups = pilots_with([2, 3, 2, 4], 8)
-    assert made({}, n=n).review(groups, at()).tolist() == [CLOSE] * 4
-    held = made({"form": "pipelined"}, n=n)
-    assert held.recall(groups, np.zeros(4, dtype=np.int64), at()).tolist() == [CLOSE] * 4
 
 
 # -- the filter ---------------------------------------------------------------------------------------------

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.world import Arrivals, make_async_engine, make_engine, run, run_step
+from tests.world import make_engine, run, run_step
 from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.presets import compose_preset
 
@@ -32,21 +32,6 @@ def test_groups_that_were_held_commit_under_the_other_form(batch) -> None:
     assert held & set(results[0].groups.submission[results[0].trained].tolist())
     assert not len(other.held) and all(r.trained.sum() == 4 for r in results)
     assert results[-1].groups.lag.max() == 0
-
-
-def test_groups_that_were_held_are_gone_in_an_asynchronous_trainer() -> None:
-    """It was refused once the models were loaded, and with any other allocator it was not."""
-    options = dict(filter="band", n=8, batch=4, p=np.full(120, 0.5))
-    engine, world = make_engine("epoch", {"name": "pilot_commit", "n_pilot": 2, "form": "pipelined"}, **options)
-    run(engine, world, 3)
-    held = engine.held.rollouts
-    other, _ = make_async_engine(
-        "epoch", {"name": "pilot_commit", "n_pilot": 2}, world=world, table=engine.table, **options
-    )
-    other.load_state_dict(engine.state_dict())
-    account = Arrivals(world).step(other, 4).ledger.rollouts
-    assert account.dropped["gone"] == held and account.balanced(held)
-    other.load_state_dict(other.state_dict())
 
 
 def test_every_held_group_is_taken_up_the_first_prompt_of_the_data_set_among_them() -> None:

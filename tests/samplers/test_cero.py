@@ -169,14 +169,18 @@ def stopped(stop: int, p: tuple[float, ...], **facts: int) -> Engine:
     return engine
 
 
-def resumed(stop: int, first: dict, then: dict, steps: int, p: np.ndarray):
-    """A run of ``stop`` steps as ``first`` says, gone on with as ``then`` says; the later steps' rollouts, the sampler."""
+def resumed(
+    stop: int, first: dict, then: dict, p: np.ndarray, *, budget: int | None = None, prompts: int | None = None
+):
+    """A run of ``stop`` steps as ``first`` says, gone on with as ``then`` says, of another budget or on the first prompts alone;
+    the later steps' rollouts, the sampler."""
     engine = stopped(stop, tuple(p), **first)
     spent = engine.total.rollouts.generated
     table = StatsTable.from_arrow(engine.table.to_arrow())
-    again, world = make_engine("cero", p=p, refill=False, table=table, **then)
+    sampler = {"name": "cero", "budget": budget}
+    again, world = make_engine(sampler, p=p[:prompts], refill=False, table=table, **then)
     again.load_state_dict(copy.deepcopy(engine.state_dict()))
-    results = run(again, world, steps - stop, start=stop + 1)
+    results = run(again, world, then["steps"] - stop, start=stop + 1)
     return spent, np.array([r.ledger.rollouts.generated for r in results]), again.policy.sampler
 
 
@@ -189,7 +193,7 @@ def test_a_resume_with_other_facts_plans_from_what_is_left(change):
     p = np.random.default_rng(2).beta(0.4, 0.6, M)
     first = dict(batch=8, n=8, steps=300)
     then = {**first, **change}
-    spent, later, cero = resumed(stop, first, then, then["steps"], p)
+    spent, later, cero = resumed(stop, first, then, p)
     pace = then["batch"] * then["n"]
     wanted = pace * (then["steps"] - cero._rounds_before)
     assert abs(later.sum() - wanted) < 0.05 * wanted + 64
@@ -209,30 +213,21 @@ def test_a_resume_with_other_facts_plans_from_what_is_left(change):
 def test_a_resume_with_as_many_prompts_as_a_batch_has_spends_the_budget():
     """Rounds of the old capacity could not be filled any more: no round was forced, and a tenth of the budget was left."""
     p, facts = np.linspace(0.005, 0.995, 100), dict(batch=4, n=8, steps=40)
-    engine = stopped(5, tuple(p), **facts)
-    table = StatsTable.from_arrow(engine.table.to_arrow())
-    again, world = make_engine("cero", p=p[:4], refill=False, table=table, **facts)
-    again.load_state_dict(copy.deepcopy(engine.state_dict()))
-    run(again, world, 35, start=6)
-    cero = again.policy.sampler
+    *_, cero = resumed(5, facts, facts, p, prompts=4)
     assert cero.capacity == 8 and cero.left < 2 * cero.capacity
 
 
 def test_a_larger_budget_is_spent_in_the_rounds_that_are_left():
     p, facts = np.linspace(0.005, 0.995, 100), dict(batch=4, n=8, steps=40)
-    engine = stopped(20, tuple(p), **facts)
-    table, planned = StatsTable.from_arrow(engine.table.to_arrow()), engine.policy.sampler.budget
-    again, world = make_engine({"name": "cero", "budget": 2 * planned}, p=p, refill=False, table=table, **facts)
-    again.load_state_dict(copy.deepcopy(engine.state_dict()))
-    run(again, world, 20, start=21)
-    cero = again.policy.sampler
+    planned = stopped(20, tuple(p), **facts).policy.sampler.budget
+    *_, cero = resumed(20, facts, facts, p, budget=2 * planned)
     assert cero.budget == 2 * planned and cero.left < cero.capacity
 
 
 def test_what_is_spent_is_counted_in_the_units_of_the_day():
     M = 40
     p = np.full(M, 0.5)
-    _, _, cero = resumed(20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), 40, p)
+    _, _, cero = resumed(20, dict(batch=4, n=8, steps=40), dict(batch=4, n=16, steps=40), p)
     total = float(cero.table.col("rollouts").sum())
     assert cero.spent * cero.g == pytest.approx(total, abs=16)
 

@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.samplers.bound import bound, progress_at
-from tests.world import Arrivals, make_async_engine, make_engine, run_step
+from tests.world import Arrivals, make_engine
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import Sampler
@@ -77,20 +77,16 @@ def test_only_the_order_of_a_prompts_own_visits_counts(name, steps, cuts, seed):
         assert one.table.col(column).tobytes() == other.table.col(column).tobytes(), column
 
 
-@pytest.mark.parametrize("mode", ["sync", "async"])
+@pytest.mark.parametrize("facts", [None, AsyncFacts(warmup=8)], ids=["sync", "async"])
 @pytest.mark.parametrize("name", ["greso", "retire"])
-def test_a_gate_counts_each_place_of_the_stream_once(name, mode):
+def test_a_gate_counts_each_place_of_the_stream_once(name, facts):
     """In order it is asked about more prompts than a step uses, and about the rest again in the next."""
-    parts = (name, "fixed", "informative", "verl")
-    more = {"batch": 8, "M": 200, "p": np.where(np.arange(200) % 4, 0.5, 1.0)}
-    if mode == "async":
-        engine, world = make_async_engine(*parts, async_facts=AsyncFacts(warmup=8), **more)
-    else:
-        engine, world = make_engine(*parts, **more)
+    rates = np.where(np.arange(200) % 4, 0.5, 1.0)
+    engine, world = make_engine(name, filter="informative", p=rates, async_facts=facts)
     arrivals, seen = Arrivals(world, 1), 0
     for step in range(1, 120):
         before = engine.prompt_source.position
-        _ = arrivals.step(engine, step) if mode == "async" else run_step(engine, world, step)
+        arrivals.step(engine, step)
         m = engine.policy.metrics()
         if name == "greso":
             turned = sum(m[f"adaptive/sampler/{kind}_skipped_total"] for kind in ("easy", "hard"))

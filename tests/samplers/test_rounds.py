@@ -23,6 +23,12 @@ def at(need: int, opened: int = 0, keep_rate: float | None = None, batch: int = 
         ({}, at(256, opened=200), 56),
         ({}, at(256, keep_rate=0.5), 564),  # 1.1 · 256 / 0.5
         ({"safety": 1.25}, at(56, keep_rate=0.52), 135),  # GRESO: 1.25 · 56 / 0.52
+        # a yield of nearly all asks for nearly as many as are missing
+        *(
+            ({}, at(100, keep_rate=rate), size)
+            for rate, size in ((1.0, 100), (1 - 4e-16, 100), (0.99, 103), (0.9, 123))
+        ),
+        ({"safety": 1.25}, at(100, keep_rate=0.95), 111),  # 1.05 / 0.95, and not 1.25 / 0.95
         ({"prompts": 384}, at(256), 384),
         ({"prompts": 384}, at(0), 0),
     ],
