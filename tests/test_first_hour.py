@@ -100,36 +100,54 @@ def test_what_cannot_be_fetched_is_said_before_the_selftest(tmp_path, monkeypatc
     )
 
 
-def test_a_run_that_fails_the_page_says_what_is_missing_and_what_to_do(tmp_path, monkeypatch) -> None:
-    """It said nothing of the runs that were not begun, nor which item of the selftest had failed."""
-    out, data = tmp_path / "out", tmp_path / "data"
-    data.mkdir()
+@pytest.fixture
+def page_of(tmp_path, monkeypatch):
+    """The status and the page of an hour whose selftest found one item wrong, and whose trainings end as one is told to."""
+    out = tmp_path / "out"
     for name in ("train", "val"):
-        (data / f"{name}.parquet").touch()
+        (tmp_path / f"{name}.parquet").touch()
     machine = {"accelerators": ["NVIDIA H100"], "memory of one (GiB)": 79, "cores": 16, "memory (GiB)": 128}
     item = suite.Item("greso in separate_async", findings=["wrong"], mode="separate_async")
 
-    def selftest(*words, log):
+    def call(*words, log):
+        if words[1] != "selftest":
+            return int(words[1] == "compare")
         (out / "selftest").mkdir()
         made = suite.Report({"verl": "0.9.1"}, machine, items=[item], finished=True).as_json()
         (out / "selftest" / "selftest.json").write_text(json.dumps(made))
         return 1
 
-    def train(folder, said, env, timeout):
-        assert timeout == 18000  # 100 steps were ended after an hour, before their first checkpoint, again and again
-        return ProcessRun(folder, 1, "torch.OutOfMemoryError: CUDA out of memory.")
+    def run(trained: ProcessRun, *words: str) -> tuple[int, str]:
+        def train(folder, said, env, timeout):
+            assert (
+                timeout == 18000
+            )  # 100 steps were ended after an hour, before their first checkpoint, again and again
+            return trained
+
+        monkeypatch.setattr(hour, "train", train)
+        status = hour.main(["--out", str(out), "--model", str(tmp_path), "--data", str(tmp_path), *words])
+        return status, (out / "page.txt").read_text()
 
     monkeypatch.setattr(hour, "count_gpus", lambda env, timeout: (1, ""))
     monkeypatch.setattr(hour, "end_on_signals", lambda: None)
-    monkeypatch.setattr(hour, "_call", selftest)
-    monkeypatch.setattr(hour, "train", train)
-    assert hour.main(["--out", str(out), "--model", str(tmp_path), "--data", str(data), "--steps", "100"]) == 1
-    said = (out / "page.txt").read_text()
-    assert "selftest FAILED (greso in separate_async: see selftest/selftest.txt), 1 run\n" in said
+    monkeypatch.setattr(hour, "_call", call)
+    return run
+
+
+def test_a_run_that_fails_the_page_says_what_is_missing_and_what_to_do(page_of, tmp_path) -> None:
+    """It said nothing of the runs that were not begun, nor which item of the selftest had failed."""
+    status, said = page_of(ProcessRun(tmp_path, 1, "torch.OutOfMemoryError: CUDA out of memory."), "--steps", "100")
+    assert status == 1 and "selftest FAILED (greso in separate_async: see selftest/selftest.txt), 1 run\n" in said
     assert "CUDA out of memory. (see grpo-1/log.txt)" in said
     assert (
         "no comparison: a run or its report failed, and 5 were not begun; after a mend the same command goes on" in said
     )
+
+
+def test_one_preset_is_compared_with_nothing(page_of, tmp_path) -> None:
+    """`compare` takes two arms, and the hour ended with "compare failed"."""
+    _, said = page_of(ProcessRun(tmp_path, 0, ""), "--steps", "100", "--presets", "solo")
+    assert "no comparison: there is one preset" in said and "failed:" not in said
 
 
 @pytest.mark.parametrize(

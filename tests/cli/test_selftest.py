@@ -252,6 +252,16 @@ def test_what_is_wrong_with_a_run_is_found(code, log, steps, found, tmp_path) ->
     assert any(finding.startswith(found) for finding in item.findings), item.findings
 
 
+@pytest.mark.parametrize(
+    ("log", "slept"),
+    [("(vLLMHttpServer pid=1) It took 0.5 seconds to fall asleep.", 1), ("(SGLangHttpServer pid=1)", None)],
+)
+def test_an_engine_that_does_not_say_when_it_sleeps_is_not_said_to_stay_awake(log, slept, tmp_path) -> None:
+    item = Item("+adaptive=greso")
+    assert suite._ended(item, ProcessRun(tmp_path, 0, log, [metrics(i) for i in (1, 2, 3)]))
+    assert item.facts.get("slept") == slept
+
+
 def test_what_is_not_accounted_for_is_found(tmp_path) -> None:
     whole = ProcessRun(tmp_path, 0, "", [metrics(1), metrics(2)])
     assert verdicts.imbalance(whole) == []
@@ -303,6 +313,7 @@ def test_the_words_of_every_preset_compose_and_validate(gpus, stages, tmp_path, 
     for name, words in zip(suite.PRESETS, said[1:], strict=True):  # after plain verl
         config, _ = composed(words)
         assert config.adaptive.name == name and config.critic.model.override_config.attn_implementation == "sdpa"
+        assert config.adaptive.stall_timeout == 300  # the run is ended after 1200 s, which say nothing of the cause
 
 
 def test_what_was_exported_for_something_else_does_not_reach_the_runs(monkeypatch) -> None:
