@@ -231,7 +231,8 @@ def test_ended_by_a_scheduler_or_a_lost_terminal_it_leaves_no_training_behind(en
         "call(here, ['-c', said], here / 'metrics-0.jsonl', 600, None, os.environ)\n"
     )
     said = (
-        "import pathlib; from examples.gpu_first_hour import _call, end_on_signals\n"
+        "import pathlib, signal; from examples.gpu_first_hour import _call, end_on_signals\n"
+        "signal.signal(signal.SIGHUP, signal.SIG_DFL)\n"  # these tests may run under nohup, which ignores it
         "end_on_signals(); _call('middle', log=pathlib.Path('middle.log'))"
     )
     path = os.pathsep.join([str(ROOT), str(tmp_path)])
