@@ -8,6 +8,7 @@ import sys
 from types import SimpleNamespace
 
 import pytest
+import setuptools  # noqa: F401  (vLLM does, and that fails after some other tests have left their distutils)
 import verl  # noqa: F401  (its plugins)
 
 from verl_adaptive.integration import vllm
