@@ -264,12 +264,12 @@ def fetched(model: str, data: Path, say: Callable[[str], None]) -> str:
     return ""
 
 
-#: With it the gradient does not depend on what the selftest's item of that name looks at.
+#: No row is left out of training, so the selftest's item `gradient` need not have passed.
 EVERY_ROW = "adaptive.skip_zero_advantage=false"
 
 
 def may_train(selftest: dict[str, Any], overrides: Sequence[str]) -> bool:
-    """Whether the selftest was finished, verl trains here, and so with the gradient that it should; a preset may have failed."""
+    """Whether the selftest finished, and plain verl and the gradient passed; presets may have failed."""
     failed = {item["name"] for item in selftest.get("items", []) if item["findings"]}
     needed = {PLAIN} if EVERY_ROW in overrides else {PLAIN, "gradient"}
     return bool(selftest.get("finished")) and not failed & needed
