@@ -29,7 +29,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.world import Arrivals, World, engine_of, run_step
+from tests.world import Arrivals, World, engine_of
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.policy import build_policy
 from verl_adaptive.record import Recorder, replay
@@ -57,10 +57,7 @@ def record(folder: Path, words: str, asynchronous: bool) -> None:
     for step in range(1, STEPS + 1):
         if engine.finished:
             break
-        if asynchronous:
-            arrivals.step(engine, step)
-        else:
-            run_step(engine, world, step)
+        arrivals.step(engine, step)
     recorder.close()
 
 

@@ -359,7 +359,7 @@ def test_what_is_open_of_a_deleted_folder_is_let_go(call, tmp_path: Path, monkey
         (tmp_path / "copy").rename(tmp_path / "j")
         monkeypatch.setattr(os, call, refuses)
         commit(writer, 2)
-        assert written(writer, 5) and steps_of(tmp_path / "j") == [1, 2]
+        assert written(writer) and steps_of(tmp_path / "j") == [1, 2]
         subprocess.run(["rm", "-r", tmp_path / "j"], check=True)
 
 
