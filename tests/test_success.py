@@ -27,6 +27,13 @@ def test_a_reward_at_the_threshold_succeeds(at) -> None:
     assert config.of(in_verl(below)).tolist() == [0.0] * 4
 
 
+@pytest.mark.parametrize("config", [SuccessConfig(threshold=0.3), SuccessConfig(mode="value", low=0.0, high=10.0)])
+def test_the_least_signal_of_a_correct_rollout(config) -> None:
+    """Of rewards up to 10, those from the unused threshold of 0.5 on were called right."""
+    signal = np.array([config.least - 0.01, config.least])
+    assert Groups.from_lists([0], [config.of(signal)]).correct.tolist() == [False, True]
+
+
 def test_a_prompt_at_the_bound_retires() -> None:
     """Rewards of 0.9 all along, and 0.9 is what retires."""
     engine, _ = make_engine({"name": "retire", "threshold": 0.9}, success={"mode": "value"}, M=4)

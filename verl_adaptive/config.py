@@ -216,6 +216,11 @@ class SuccessConfig:
     def validate(self, path: str) -> None:
         check(self.high > self.low, f"{path}.high", self.high, f"must be greater than {path}.low={self.low}")
 
+    @property
+    def least(self) -> float:
+        """The least signal of a correct rollout."""
+        return self.threshold if self.mode == "threshold" else self.low + SUCCESS * (self.high - self.low)
+
     def of(self, signal: np.ndarray) -> np.ndarray:
         """float64, as many: each signal as evidence of success in [0, 1]."""
         if self.mode == "threshold":

@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shutil
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -261,6 +262,39 @@ def test_a_rollout_of_several_outputs_is_one_answer(tmp_path) -> None:
     assert said_of(str(tmp_path), {"0" * 32: Row(None, "what is 1+1?", "2")})["0" * 32].answers == "right 100%"
     table = open_run(tmp_path).table
     assert (table.col("rollouts").tolist(), table.col("successes").tolist()) == ([4], [4])
+
+
+def test_a_rollout_belongs_to_one_of_all_prompts(tmp_path) -> None:
+    """It was counted for a shorter question, if that alone was listed; those without an expected answer were nobody's."""
+    questions = {"is 12 even?": "yes", "is 12 even? is 2 even?": "yes", "write a poem": None}
+    rows = [{"prompt": text, "reward_model": {"ground_truth": answer}} for text, answer in questions.items()]
+    data = str(write_dataset(tmp_path / "d.parquet", rows))
+    lines = [
+        {"input": text, "output": "done", "gts": answer, "score": float(number), "uid": f"{number}_0_0"}
+        for number, (text, answer) in enumerate(questions.items())
+    ]
+    folder = tmp_path / "rollouts"
+    folder.mkdir()
+    (folder / "1.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    keys = key_hex(dataset_keys(rows))
+    evaluation = tmp_path / "evaluation.jsonl"
+    evaluation.write_text("".join(json.dumps({"key": key, "n": 1, "successes": 0}) + "\n" for key in keys))
+    run = open_run(evaluation)
+    for wanted, said in zip(keys, ("done 100%", "right 100%", "right 100%"), strict=True):
+        (row,) = run.texts({wanted}, data=data, rollouts=str(folder)).values()
+        assert row.said.answers == said
+    beside = open_run(folder)
+    beside.beside(data)
+    assert sorted(beside.texts(set(keys))) == sorted(keys)
+
+
+def test_what_fills_a_batch_up_is_no_rollout(tmp_path) -> None:
+    """verl writes it down with the rest: it was a prompt that always failed."""
+    line = {"input": "what is 1?", "output": "1", "score": 1.0, "uid": "abc_0_0"}
+    pads = [{"input": "", "output": "", "score": 0.0, "uid": f"pad{uuid.uuid4().hex}_{i}_0"} for i in range(3)]
+    (tmp_path / "1.jsonl").write_text("".join(json.dumps(one) + "\n" for one in (line, *pads)))
+    table = open_run(tmp_path).table
+    assert (table.col("rollouts").tolist(), table.col("successes").tolist()) == ([1], [1])
 
 
 def test_what_verls_logger_measured_is_a_number(tmp_path) -> None:

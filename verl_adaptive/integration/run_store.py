@@ -139,7 +139,7 @@ class RunStore:
                 "batch": self.plan.batch,
                 "n": self.plan.rollout_n,
                 "tolerance": self.adaptive.tolerance,
-                "success": self.adaptive.success.threshold,
+                "success": self.adaptive.success.least,
                 "signal": self.adaptive.signal,
                 "seed": self.adaptive.seed,
                 "alarms": asdict(self.adaptive.alarms),

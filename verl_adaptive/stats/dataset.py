@@ -64,7 +64,7 @@ class Said:
     """What rollouts of a prompt answered.
 
     Attributes:
-        wrong: answer → times, of rollouts that failed.
+        wrong: answer → times, of rollouts that are not known to be right.
         rollouts: found in all.
     """
 
@@ -92,6 +92,11 @@ class Row:
     said: Said | None = None
 
 
+def expected(answer: object) -> str:
+    """An expected answer as text; where a reward model judges, there is none, and verl's dumps say null."""
+    return "" if answer is None else str(answer)
+
+
 def rows_of(path: str, wanted: set[str] | None, identity: Identity = CONTENT) -> dict[str, Row]:
     """The first rows of some prompts, by key in hex digits; prompts that are not in the file are left out.
 
@@ -103,8 +108,7 @@ def rows_of(path: str, wanted: set[str] | None, identity: Identity = CONTENT) ->
     found: dict[str, Row] = {}
     for number, row, raw in _keyed(path, identity):
         if (key := raw.hex()) not in found and (wanted is None or key in wanted):
-            answer = dig(row, "reward_model.ground_truth")
-            said = "" if answer is None else str(answer)
+            said = expected(dig(row, "reward_model.ground_truth"))
             found[key] = Row(number, text_of(row, identity.prompt_key), said, str(row.get("data_source") or ""))
     return found
 
@@ -119,7 +123,7 @@ def conflicts(path: str, limit: int, identity: Identity = CONTENT) -> list[dict[
     answers: list[str] = []
     for number, row, key in _keyed(path, replace(identity, id_key=None), question=True):
         rows.setdefault(key, []).append(number)
-        answers.append(str(dig(row, "reward_model.ground_truth")))
+        answers.append(expected(dig(row, "reward_model.ground_truth")))
     found = [r for r in rows.values() if len({answers[i] for i in r}) > 1]
     shown = {r[0] for r in found[:limit]}
     name = identity.prompt_key

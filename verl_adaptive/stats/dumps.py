@@ -20,7 +20,7 @@ import numpy as np
 import pyarrow as pa
 
 from verl_adaptive.groups import SUCCESS, at_least
-from verl_adaptive.stats.dataset import Row, Said
+from verl_adaptive.stats.dataset import Row, Said, expected
 from verl_adaptive.stats.files import StoreError, json_lines
 from verl_adaptive.stats.journal import numbers
 from verl_adaptive.stats.keys import prompt_key
@@ -69,11 +69,13 @@ def _rollouts(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
     """The rollouts of a file, each with where its line is; a last line that is not whole is left out.
 
     A rollout of several outputs has a line each, with ``uid`` "<prompt>_<rollout>_<output>". Only the last one has the reward;
-    only the first one's input is the prompt alone.
+    only the first one's input is the prompt alone. What verl fills a batch up with, "pad<32 hex digits>_…", nobody generated.
     """
     last: dict[Any, tuple[str, dict[str, Any]]] = {}
     for number, row in json_lines(path, growing=True):
         where = f"{path}, line {number}"
+        if re.match(r"pad[0-9a-f]{32}_", str(row.get("uid"))):
+            continue
         name = re.sub(r"_\d+$", "", str(row["uid"])) if row.get("uid") else where
         _, first = last.setdefault((row.get("step"), name), (where, row))
         last[row.get("step"), name] = where, row | {n: first[n] for n in first.keys() & {"input"}}
@@ -109,7 +111,7 @@ class DumpReader(JournalReader):
         for path in files[-max(1, int((sizes <= most).sum())) :]:
             for where, row in _rollouts(path):
                 key, step, score = _rollout(row, int(path.stem) if path.stem.isdigit() else 0, where)
-                self.rows.setdefault(key.hex(), Row(None, str(row["input"]), str(row.get("gts", ""))))
+                self.rows.setdefault(key.hex(), Row(None, str(row["input"]), expected(row.get("gts"))))
                 self._written[step] = path.stat().st_mtime
                 mine = groups.setdefault((step, key), [])
                 if math.isfinite(score):

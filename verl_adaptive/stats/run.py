@@ -274,14 +274,17 @@ class Run:
             return {key: replace(made.rows[key], said=made.said.get(key)) for key in wanted & set(made.rows)}
         if data is None:
             return {}
-        rows = rows_of(data, wanted, self.identity)
+        # a rollout belongs to one of all prompts, not of those that are listed
+        rows = rows_of(data, wanted if rollouts is None else None, self.identity)
         said: dict[str, Said] = {}
         if rollouts is not None:
-            threshold = self.about.get("success")
-            threshold = float(threshold) if isinstance(threshold, int | float) else 0.5
+            known, signal = self.about.get("success"), self.about.get("signal", "reward")
+            threshold = float(known) if isinstance(known, int | float) else 0.5
+            if signal != "reward":  # verl writes down the reward, which says nothing of another signal's successes
+                threshold = math.inf
             with reading(rollouts):
                 said = said_of(rollouts, rows, threshold=threshold)
-        return {key: replace(row, said=said.get(key)) for key, row in rows.items()}
+        return {key: replace(row, said=said.get(key)) for key, row in rows.items() if key in wanted}
 
     def again(self) -> Run:
         """The same store, to be read anew."""
