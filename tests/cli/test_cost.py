@@ -104,6 +104,8 @@ def test_grpo_costs_what_grpo_costs(cost) -> None:
     assert (found.grpo_step, found.grpo_total, found.step, found.factor) == (1024, 10_240, 1024, 1.0)
     assert lines["cost"] == "the same: this is GRPO's cost" and "equal cost" not in lines
     assert found.passes == 5.0
+    found, lines = cost("+adaptive=grpo", "adaptive.max_rollouts_per_step=512")
+    assert found.step == 512 and "the same" not in lines["cost"]
 
 
 def test_a_preset_that_refills_costs_more_and_says_how_to_spend_the_same(cost) -> None:
@@ -129,7 +131,7 @@ def test_what_was_measured_stands_beside_it_for_the_preset_as_shipped(cost) -> N
     assert f"(first pass {first} x, later {later} x)" in lines["cost"] and "(first pass " in lines["time"]
     table = (Path(__file__).parents[2] / "README.md").read_text()
     assert f"| {found.measured.split(' ±')[0]} |" in re.search(r"^.*adaptive=greso`.*$", table, flags=re.M)[0]
-    for other in ("adaptive.sampler.target=0.1", "adaptive.max_rollouts_per_step=1024"):
+    for other in ("adaptive.sampler.target=0.1", "adaptive.max_rollouts_per_step=1024", "adaptive.max_rounds=1"):
         found, lines = cost("+adaptive=greso", other, "trainer.total_epochs=10")
         assert found.measured == "" and "measured" not in lines
     assert "measured" not in cost("+adaptive=grpo", "trainer.total_epochs=5")[1]
@@ -259,6 +261,20 @@ def test_a_policy_that_cannot_be_simulated_says_why(cost, monkeypatch) -> None:
     monkeypatch.setattr(simulate, "expected_waiting", refuse)
     found, lines = cost("+adaptive=dapo")
     assert found.step is None and "Exhausted: nothing is left" in lines["cost"]
+
+
+def test_a_cost_stands_though_a_share_of_its_range_would_end_training(cost, monkeypatch) -> None:
+    """`doctor` failed, and said that a component was to be corrected."""
+    real = simulate.expected_waiting
+
+    def ends(*args, **setting):
+        if setting["share"] == 0.3:
+            raise Exhausted("step 20: 30 of 39 groups")
+        return real(*args, **setting)
+
+    monkeypatch.setattr(simulate, "expected_waiting", ends)
+    found, lines = cost("+adaptive=dapo", "adaptive.on_exhausted=raise")
+    assert found.step > 1024 and found.range is None and "30%" not in lines["cost"]
 
 
 @pytest.mark.parametrize(

@@ -417,8 +417,11 @@ def test_verls_names_that_are_gone(examine, call, monkeypatch) -> None:
 
 
 def test_a_store_that_is_there_already(examine, tmp_path) -> None:
-    make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     mine = ("+adaptive=greso", "trainer.project_name=p", "trainer.experiment_name=e")
+    Journal(tmp_path / "ckpt" / "adaptive").close()  # and then the model did not load: a healthy setup failed
+    status, found = examine(*mine)
+    assert status == 0 and found["store"]["detail"].endswith("has this run up to step 0")
+    make_run(tmp_path / "ckpt", steps=4, run_id="p/e", snapshot=False)
     status, found = examine(*mine)
     assert status == 0 and found["store"]["detail"].endswith("has this run up to step 4")
     assert found["store directory"]["detail"] == f"{tmp_path}/ckpt/adaptive"

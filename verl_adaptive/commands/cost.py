@@ -7,6 +7,7 @@ and assumed, and said to be, where there are none. The rest is a short simulatio
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -163,11 +164,11 @@ def _two(value: float) -> str:
 
 def _plain(plan: RunPlan) -> bool:
     """The plan is GRPO's as verl has it, so that nothing need be simulated."""
-    usual, allocator = AdaptiveConfig(), plan.policy.allocator
+    usual, allocator, cap = AdaptiveConfig(), plan.policy.allocator, plan.adaptive.max_rollouts_per_step
     # Whatever else is chosen is simulated, so that an author's own component is tried before training.
     chosen = any(part.name != getattr(usual, part.role)["name"] for part in plan.policy)
     same = allocator.fixed_size(plan.rollout_n) == plan.n == plan.rollout_n and plan.groups == plan.batch
-    return same and not chosen and plan.policy.sampler.whole_batches
+    return same and not chosen and plan.policy.sampler.whole_batches and (cap is None or cap >= plan.batch * plan.n)
 
 
 def _simulate(cost: Cost, plan: RunPlan, hopeless: float, passes: float) -> None:
@@ -194,8 +195,9 @@ def _simulate(cost: Cost, plan: RunPlan, hopeless: float, passes: float) -> None
         cost.share = found.share
     if cost.known_from.startswith("assumed") and plan.adaptive.refill and not plan.policy.filter.keeps_all:
         bounds = (expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": x}) for x in RANGE)
-        low, high = (bound.rollouts for bound in bounds)
-        cost.range = (low, high) if _two(low) != _two(high) else None
+        with contextlib.suppress(Exhausted):  # at a share that nobody has measured: the plan and its cost stand
+            low, high = (bound.rollouts for bound in bounds)
+            cost.range = (low, high) if _two(low) != _two(high) else None
     cost.by_pass = _by_pass(found, 0)
     cost.step, cap = round(found.rollouts * cost.grpo_step), plan.adaptive.max_rollouts_per_step
     if cap is not None and cost.step > cap:
@@ -227,7 +229,7 @@ def _measured(plan: RunPlan) -> str:
     shipped = compose_preset([name])
     same = (
         getattr(plan.adaptive, key) == getattr(shipped, key)
-        for key in ("refill", "batch_unit", "max_rollouts_per_step", *KINDS)
+        for key in ("refill", "batch_unit", "max_rounds", "max_rollouts_per_step", *KINDS)
     )
     return said if all(same) else ""
 

@@ -21,6 +21,7 @@ import sys
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 from importlib.metadata import requires
+from pathlib import Path
 from typing import Any, NoReturn
 
 from rich.table import Table
@@ -343,10 +344,15 @@ class Examination:
 
     def _journal(self, path: str) -> None:
         """A journal that is there already can be read; :meth:`storage` sees whether it can be written."""
-        from verl_adaptive.stats import open_run
+        from verl_adaptive.stats.journal import attempts_in
+        from verl_adaptive.stats.reader import JournalReader
+
+        def newest() -> list[dict[str, Any]]:
+            """No attempt: a start that ended before its training began left its lock alone."""
+            return JournalReader(path).newest(1) if attempts_in(Path(path)) else []
 
         fix = "move it away, or choose another place with adaptive.store.dir; resume does not need it"
-        found = self._try("store", fix, lambda: open_run(path).newest(1))
+        found = self._try("store", fix, newest)
         if found is not None:
             self.add("store", "ok", f"{path} has this run up to step {found[-1]['step'] if found else 0}")
 

@@ -264,17 +264,10 @@ def _without_lora(config: DictConfig) -> tuple[DictConfig, list[str]]:
 
 def foresee(config: DictConfig, plan: RunPlan) -> RunPlan:
     """The plan from :func:`validate` with what is on this machine: the training set, checkpoints, a warm start."""
-    notes, adaptive = [], plan.adaptive
-    rows, missing = _rows(config.data.train_files)
-    if missing:
-        notes.append(f"data.train_files: not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts")
-    elif rows is None:
-        notes.append(
-            f"data.train_files: only .parquet and .jsonl files are counted; numbers assume {STAND_IN:,} prompts"
-        )
-    table, unread = (None, "") if rows is None else _prompts(config, adaptive.id_key)
+    adaptive = plan.adaptive
+    rows, table, unknown = _training_set(config, adaptive.id_key)
     prompts = None if table is None else len(table)
-    notes += [unread] if unread else []
+    notes = [f"data.train_files: {unknown}"] if unknown else []
     unseen = _unseen(config)
     if unseen:
         notes.append(f"not found here, so not looked at: {', '.join(unseen)}")
@@ -303,55 +296,43 @@ def _first_round(plan: RunPlan) -> int:
     return 0 if first is None else first.rollouts
 
 
-def _paths(files: Any) -> list[Path]:
-    names = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
-    check(all(isinstance(name, str) for name in names), "data.train_files", files, "must be a file, or a list of files")
-    return [Path(os.path.expanduser(name)) for name in names]
+def _training_set(config: DictConfig, id_key: str | None) -> tuple[int | None, StatsTable | None, str]:
+    """Rows of the training files, their different prompts as training finds them, and why one of the two is not known.
 
-
-def _rows(files: Any) -> tuple[int | None, list[str]]:
-    """Rows of the training files, if all are here, and the files that are missing; ConfigError if there are no rows."""
+    ConfigError: no rows; a row without what prompts are identified by; too many data sources.
+    """
     import pyarrow as pa
     import pyarrow.parquet as pq
 
-    paths = _paths(files)
-    missing = [str(p) for p in paths if not p.is_file()]
-    if missing:
-        return None, missing
+    key, files, table = "data.train_files", config.data.train_files, StatsTable()
+    names = list(files) if isinstance(files, Sequence) and not isinstance(files, str) else [files]
+    check(all(isinstance(name, str) for name in names), key, files, "must be a file, or a list of files")
+    paths = [Path(os.path.expanduser(name)) for name in names]
+    if missing := [str(path) for path in paths if not path.is_file()]:
+        return None, None, f"not found here: {', '.join(missing)}; numbers assume {STAND_IN:,} prompts"
     try:
-        found = [pq.read_metadata(p) for p in paths]
-        prompts = sum(metadata.num_rows for metadata in found)
+        found = [pq.read_metadata(path) for path in paths]
+        rows = sum(metadata.num_rows for metadata in found)
         refuse_own_numbers(name for metadata in found for name in metadata.schema.to_arrow_schema().names)
     except pa.ArrowException:  # JSON, or another format that verl reads
-        lines = sum(1 for path in paths for line in path.open("rb") if line.strip())
-        prompts = lines if all(path.suffix == ".jsonl" for path in paths) or not lines else None
-    check(prompts != 0, "data.train_files", [str(p) for p in paths], "has no rows; give files with one prompt a row")
-    return prompts, []
-
-
-def _prompts(config: DictConfig, id_key: str | None) -> tuple[StatsTable | None, str]:
-    """Different prompts of the training files, all of which are here, as training finds them; None, and why, if it is not known.
-
-    ConfigError: a row without what prompts are identified by; too many data sources.
-    """
-    paths, table = _paths(config.data.train_files), StatsTable()
+        rows = sum(1 for path in paths for line in path.open("rb") if line.strip())
+        if rows and not all(path.suffix == ".jsonl" for path in paths):
+            return None, None, f"only .parquet and .jsonl files are counted; numbers assume {STAND_IN:,} prompts"
+    check(rows != 0, key, [*map(str, paths)], "has no rows; give files with one prompt a row")
     if config.data.custom_cls.path is not None:  # it may make what the files lack; a class of the user's own is not run
-        return None, ""
+        return rows, None, ""
     if (size := sum(path.stat().st_size for path in paths)) > _READ:
-        return (
-            None,
-            f"data.train_files: {size / 1e9:.0f} GB are not read; numbers take each row for a prompt of its own",
-        )
+        return rows, None, f"{size / 1e9:.0f} GB are not read; numbers take each row for a prompt of its own"
     if paths[0].suffix == ".jsonl":
-        return None, "data.train_files: of JSON lines, numbers take each row for a prompt of its own"
+        return rows, None, "of JSON lines, numbers take each row for a prompt of its own"
     try:
         for path in paths:
             keys, sources = keys_of(str(path), identity_of(config, id_key))
             table.rows_for(keys, sources=sources)
     except (AdaptiveError, ValueError) as error:
-        key, value = ("data.train_files", [*map(str, paths)]) if id_key is None else ("adaptive.id_key", id_key)
+        key, value = (key, [*map(str, paths)]) if id_key is None else ("adaptive.id_key", id_key)
         raise ConfigError(key, value, str(error)) from error
-    return table, ""
+    return rows, table, ""
 
 
 def _unseen(config: DictConfig) -> list[str]:
