@@ -92,6 +92,14 @@ def test_runs_that_ended_early_are_told(arms, call, tmp_path) -> None:
     out, err = (" ".join(text.split()) for text in call(*words)[1:])
     assert "(3 seeds, significant)" in out and "seed 4: not compared" in out
     assert "solo-s4/adaptive has no validation after its first step: left out" in err
+    # what is left of these arms is a run of each: seed 4 was compared with seed 1, as if neither had been given others
+    died = (f"grpo={tmp_path}/grpo-s4", f"solo={tmp_path}/solo-s[14]")
+    verdict = json.loads(call("compare", *died, "--json")[1])["verdict"]
+    assert "no seed in common" in verdict and "±" not in verdict
+    paired = (f"grpo={tmp_path}/grpo-s1", f"solo={tmp_path}/solo-s[12]")
+    assert call("compare", *paired, "--csv", tmp_path / "c.csv")[0] == 0
+    rows = csv.DictReader((tmp_path / "c.csv").open())
+    assert {(row["arm"], row["seed"]) for row in rows} == {("grpo", "1"), ("solo", "1"), ("solo", "2")}
 
 
 def test_a_cost_is_said_in_whole_tokens_and_in_minutes() -> None:

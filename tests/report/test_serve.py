@@ -318,24 +318,6 @@ def test_a_page_that_is_ready_waits_for_nobody(tmp_path) -> None:
     asyncio.run(visit())
 
 
-def test_a_page_that_others_push_out_meanwhile_is_shown(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr("verl_adaptive.report.server._KEPT", 1)
-    for name in ("a", "b"):
-        make_run(tmp_path / name, prompts=8, steps=1, run_id=name, snapshot=False)
-
-    async def visit() -> None:
-        site = Site(str(tmp_path), lambda run, live: run.name, str)
-        a, b = site.runs()[0]
-        assert await site.page(a) == a.name
-        looked = site._is_new(a)
-        await site.page(b)
-        assert a.id not in site._pages
-        site._is_new = lambda run: looked  # type: ignore[method-assign]
-        assert await site.page(a) == a.name
-
-    asyncio.run(visit())
-
-
 def test_what_is_new_is_read_without_the_whole_journal(tmp_path, monkeypatch) -> None:
     """Equal to what all of the steps say, across a resume."""
     make_run(tmp_path, steps=9, run_id="p/e", snapshot=False, plan={"adaptive/plan/steps": 50})

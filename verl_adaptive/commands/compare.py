@@ -113,10 +113,10 @@ def run(args: argparse.Namespace) -> int:
         note(f"not compared by validation: {error}")
         trials = None  # their prompts are compared
     found: dict[str, Any] = {}
+    unpaired = all(len(runs) == 1 for runs in arms.values())
     if trials is not None:
         results = outcomes(trials.arms, target=args.target, whole=args.whole)
         said = f"{trials.metric}: {_over_prompts(trials, results, args.by) or sentence(results, args.by, args.target)}"
-        unpaired = all(len(runs) == 1 for runs in arms.values())
         found = {
             "metric": trials.metric,
             "by": args.by,
@@ -129,7 +129,7 @@ def run(args: argparse.Namespace) -> int:
         note(text)
     # the files first: a pipe that reads the table may close early, as that of `head` does
     if trials is not None and args.csv:
-        _write_curves(trials, args.csv)
+        _write_curves(trials, args.csv, unpaired)
         note(f"{args.csv} written")
     if trials is not None and args.plot:
         try:
@@ -184,8 +184,8 @@ def _arms(args: argparse.Namespace) -> dict[str, list[Run]]:
 
 
 def _over_prompts(trials: Trials, results: Sequence[Outcome], by: str) -> str:
-    """The difference of two single runs, and its sampling error over validation prompts; empty where arms have several seeds."""
-    if [len(found) for found in trials.arms.values()] != [1, 1]:
+    """The difference of two single runs, and its sampling error over validation prompts; empty where seeds are compared."""
+    if [len(found) for found in trials.arms.values()] != [1, 1] or not results[1].gains:
         return ""
     first, other = results
     ends = {one.name: trials.arms[one.name][0] for one in results}
@@ -250,15 +250,19 @@ def _print(results: Sequence[Outcome], trials: Trials, args: argparse.Namespace)
         out.print("* significant: three seeds or more, and the 95 % interval excludes zero")
 
 
-def _write_curves(trials: Trials, path: str) -> None:
+def _write_curves(trials: Trials, path: str, unpaired: bool) -> None:
     import pyarrow as pa
 
     columns: dict[str, list[Any]] = {name: [] for name in ("arm", "seed", "step", *COSTS, "value")}
     for name, found in trials.arms.items():
         for trial in found:
             size = len(trial.value)
-            seed = trial.seed if len(found) > 1 else None
-            values: dict[str, Any] = {"arm": [name] * size, "seed": [seed] * size, **trial.spent, "value": trial.value}
+            values: dict[str, Any] = {
+                "arm": [name] * size,
+                "seed": [None if unpaired else trial.seed] * size,
+                **trial.spent,
+                "value": trial.value,
+            }
             for column, value in values.items():
                 columns[column] += list(value)
     known = {name: pa.array(values, from_pandas=True) for name, values in columns.items()}

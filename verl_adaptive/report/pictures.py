@@ -32,7 +32,7 @@ VIEWS = {
     "hours": ("by time", "hours of training", "hours", "hours"),
 }
 
-#: Scalars that belong into one picture; what is not here gets one of its own.
+#: The scalars that are drawn, by picture; verl's logger has all of them.
 _TOGETHER = (
     ("Exploration", ("adaptive/sampler/p_easy", "adaptive/sampler/p_hard")),
     ("Shares of uninformative groups", ("adaptive/sampler/easy_share", "adaptive/sampler/hard_share")),

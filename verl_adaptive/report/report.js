@@ -131,7 +131,7 @@
     for (const button of document.querySelectorAll(".csv")) button.addEventListener("click", () => {
       // As `export`: what a spreadsheet would run gets an apostrophe in front.
       const said = (cell) => (cell.querySelector("code[title]") || {}).title ?? cell.dataset.value ?? cell.textContent.trim();
-      const quoted = (text) => '"' + (/^\s*[=+\-@\t\r]/.test(text) && Number.isNaN(Number(text)) ? "'" + text : text).replaceAll('"', '""') + '"';
+      const quoted = (text) => '"' + (/^[\p{Z}\p{C}]*[=+\-@＝＋－＠]|^[\t\r\n]/u.test(text) && Number.isNaN(Number(text)) ? "'" + text : text).replaceAll('"', '""') + '"';
       const lines = [...document.getElementById(button.dataset.table).rows].filter((line) => !line.hidden);
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob(lines.map((line) => [...line.cells].map((c) => quoted(said(c))).join(",") + "\n"), { type: "text/csv" }));

@@ -13,7 +13,6 @@ import hashlib
 import hmac
 import ipaddress
 import time
-from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from datetime import datetime, timezone
@@ -39,8 +38,6 @@ from verl_adaptive.text import clean
 
 #: Seconds between two looks of a page for news.
 EVERY = 10
-#: Pages kept.
-_KEPT = 16
 
 
 class AccessGuard(BaseHTTPMiddleware):
@@ -176,7 +173,7 @@ class Site:
     render: Callable[[Run, Live], str]
     compare: Callable[[list[Run]], str]
     _found: tuple[float, list[Run], list[str]] | None = None
-    _pages: OrderedDict[str, _Page] = field(default_factory=OrderedDict)
+    _pages: dict[str, _Page] = field(default_factory=dict)
     _making: dict[str, asyncio.Task[_Page]] = field(default_factory=dict)
     _missing: dict[str, tuple[str, list[str]]] = field(default_factory=dict)
     _one: asyncio.Lock = field(default_factory=asyncio.Lock)  # page made at a time: the machine has training to do
@@ -197,29 +194,27 @@ class Site:
             self._missing[run.id] = version, run.missing()
         return self._missing[run.id][1]
 
-    def _is_new(self, run: Run) -> tuple[_Page | None, str | None]:
-        """The page that is there, and the version of the one to make now; None while the former will do.
+    def _is_new(self, run: Run) -> str | None:
+        """The version of the page to make now; None while the one that is there will do.
 
         A page that took long to make is shown for some time, however fast the run goes on.
         """
         page = self._pages.get(run.id)
         if page is not None and time.monotonic() - page.made < max(0.5 * EVERY, 5 * page.took):
-            return page, None
+            return None
         version = str(state_of(run)["version"])
-        return page, None if page is not None and page.version == version else version
+        return None if page is not None and page.version == version else version
 
     async def ready(self, run: Run) -> _Page | None:
         """The run's current page. If there is news, a newer one is made in the background."""
-        page, version = await run_in_threadpool(self._is_new, run)  # others may push it out of the pages meanwhile
+        version = await run_in_threadpool(self._is_new, run)
         if version is not None and run.id not in self._making:
             task = asyncio.create_task(self._make(run, version))
             task.add_done_callback(
                 lambda done: done.cancelled() or done.exception()
             )  # raised where the page is awaited
             self._making[run.id] = task
-        if run.id in self._pages:
-            self._pages.move_to_end(run.id)
-        return self._pages.get(run.id, page)
+        return self._pages.get(run.id)
 
     async def page(self, run: Run) -> str:
         """The run's page; only the first one of a run has to be waited for."""
@@ -235,9 +230,6 @@ class Site:
                 live = Live(f"/run/{run.id}/version", version, EVERY)
                 text = await run_in_threadpool(self.render, run, live)
                 page = self._pages[run.id] = _Page(version, text, time.monotonic(), time.monotonic() - began)
-                self._pages.move_to_end(run.id)
-                while len(self._pages) > _KEPT:
-                    self._pages.popitem(last=False)
                 return page
         finally:
             del self._making[run.id]
