@@ -150,6 +150,14 @@ def test_where_no_group_is_informative_nothing_is_ranked(call, tmp_path) -> None
     )
 
 
+def test_a_preset_with_a_critic_is_not_ranked(call) -> None:
+    """It got the bare reward for an advantage, and 0.5 times GRPO's gain."""
+    for pool in ("easy", "static:prompts=150"):  # groups of one and, of so few prompts, larger ones
+        words = ("--pool", pool, "--steps", 4, "--batch", 32, "--preset", "sao", "--preset", "dapo", "--json")
+        said = json.loads(call("simulate", *words)[1])["answer"]
+        assert "sao: not ranked, because verl's gae is not simulated." in said and "dapo" in said
+
+
 def test_of_single_rollouts_a_signal_says_nothing(call, monkeypatch) -> None:
     """solo had "nan", a signal of 0 and a gain of -2 in the tables, and no word about it in the answer."""
     words = (*STATIC, "--preset", "solo")

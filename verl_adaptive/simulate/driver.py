@@ -25,7 +25,7 @@ from verl_adaptive.policy import build_policy
 from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.learning import LearningWorld, advantages
 from verl_adaptive.simulate.oracle import OracleBest
-from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, split_words
+from verl_adaptive.simulate.presets import PEERS, REFERENCES, compose_preset, foreign_estimator, split_words
 from verl_adaptive.simulate.verl_filter import VerlFilter
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts
 from verl_adaptive.stats.table import StatsTable
@@ -50,6 +50,7 @@ class Simulation:
         clock: answers in time, group by group; None: answers are back as asked for, one after the other.
         ahead: batches that an asynchronous trainer generates ahead; None: verl's ``sync`` trainer. Needs a clock, for nothing but
             time says what comes back first.
+        foreign_estimator: verl's own that the preset trains with, in whose place GRPO's is simulated.
 
     Attributes:
         engine: the engine.
@@ -70,6 +71,7 @@ class Simulation:
         reference: str = "",
         clock: Clock | None = None,
         ahead: float | None = None,
+        foreign_estimator: str | None = None,
     ) -> None:
         if ahead is not None and clock is None:
             raise AdaptiveError("an asynchronous trainer is simulated with a clock only")
@@ -100,6 +102,7 @@ class Simulation:
         self.requests: list[Requests] = []
         self.truth: list[np.ndarray] = []
         self.error = ""
+        self.foreign_estimator = foreign_estimator
 
     @property
     def finished(self) -> bool:
@@ -187,7 +190,7 @@ def make_simulation(
     beside = words[0] in (*PEERS, *REFERENCES)
     if beside and len(words) > 1:
         raise UsageError(f"{words[0]} takes no overrides: it is plain GRPO with prompts chosen otherwise")
-    config = compose_preset(["grpo"] if beside else words)
-    config = replace(config, seed=seed, total_rollouts=budget)
-    reference = words[0] if beside else ""
-    return Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, reference=reference, **more)
+    reference, words = (words[0], ["grpo"]) if beside else ("", words)
+    config = replace(compose_preset(words), seed=seed, total_rollouts=budget)
+    more |= {"reference": reference, "foreign_estimator": foreign_estimator(words)}
+    return Simulation(config, world, batch=batch, n=n, steps=steps, seed=seed, **more)

@@ -100,6 +100,7 @@ class Measure:
             "regret": 1.0 - self.looked / self.best if self.best else float("nan"),
             "trained_tokens": tokens.trained,
             "compute": 2 * tokens.generated + 6 * tokens.trained,
+            "foreign_estimator": self.simulation.foreign_estimator,
             "learns": learns(self.world),
             "pool_start": float(self.start.mean()),
             "pool_end": float(now.mean()),

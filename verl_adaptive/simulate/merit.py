@@ -30,12 +30,14 @@ class Merits:
         unit: of what that cost: ``rollout`` or ``second``.
         ratios: preset → one a seed; empty where nothing can be said, as where a run ended with an error.
         silent: presets of which nothing can be said for want of a signal: their baseline is not the group's mean.
+        foreign: preset → verl's own estimator that it trains with, which is not simulated.
     """
 
     what: str
     unit: str
     ratios: dict[str, list[float]] = field(default_factory=dict)
     silent: list[str] = field(default_factory=list)
+    foreign: dict[str, str] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -62,6 +64,8 @@ class Merits:
             return f"Nothing is ranked: no group of {BASELINE} is informative here."
         told = ", because the baseline is not the group's mean; --pool ranks by what the pool learns."
         silent = f" {', '.join(self.silent)}: not ranked{told}" if self.silent else ""
+        for preset, estimator in self.foreign.items():
+            silent += f" {preset}: not ranked, because verl's {estimator} is not simulated."
         return f"{self._best()}{silent}".lstrip()
 
     def _best(self) -> str:
@@ -111,7 +115,9 @@ def merits(rows: Sequence[dict[str, Any]]) -> Merits:
         # training would end with an error there: nobody should take it
         if not seeds or any(runs[seed]["ended"] not in ENDS for seed in seeds):
             continue
-        if not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
+        if estimator := runs[seeds[0]]["foreign_estimator"]:
+            out.foreign[preset] = estimator
+        elif not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
             out.silent.append(preset)
         elif all(value(base[seed]) for seed in seeds):
             ratios = [value(runs[seed]) / value(base[seed]) for seed in seeds]

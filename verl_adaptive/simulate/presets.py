@@ -55,12 +55,21 @@ def compose_preset(words: Sequence[str]) -> AdaptiveConfig:
     name, overrides = words[0], tuple(words[1:])
     for word in overrides if name in preset_names() else ():
         _refuse_foreign(word)
-    return AdaptiveConfig.from_mapping(copy.deepcopy(_composed(name, overrides)))
+    return AdaptiveConfig.from_mapping(copy.deepcopy(_composed(name, overrides)[0]))
+
+
+def foreign_estimator(words: Sequence[str]) -> str | None:
+    """verl's own estimator that a preset trains with, arguments as :func:`compose_preset`; None: GRPO's, or a component's."""
+    adaptive, estimator = _composed(words[0], tuple(words[1:]))
+    return estimator if adaptive["advantage"]["name"] == AdaptiveConfig().advantage["name"] else None
 
 
 @functools.cache
-def _composed(name: str, overrides: tuple[str, ...]) -> Any:
-    """The ``adaptive`` group as plain values; Hydra takes a tenth of a second, and every seed of a preset asks."""
+def _composed(name: str, overrides: tuple[str, ...]) -> tuple[Any, str | None]:
+    """The ``adaptive`` group as plain values, and the estimator that stands beside it.
+
+    Hydra takes a tenth of a second, and every seed of a preset asks.
+    """
     from hydra import compose, initialize_config_module
     from hydra.core.global_hydra import GlobalHydra
     from hydra.errors import HydraException, MissingConfigException
@@ -72,14 +81,16 @@ def _composed(name: str, overrides: tuple[str, ...]) -> Any:
     try:
         with initialize_config_module("hydra_configs.verl_adaptive", version_base=None):
             made = compose(overrides=[f"+adaptive={name}", *overrides])
-            return OmegaConf.to_container(made.adaptive, resolve=True)
+            return OmegaConf.to_container(made.adaptive, resolve=True), OmegaConf.select(
+                made, "algorithm.adv_estimator"
+            )
     except (HydraException, OmegaConfBaseException, ValueError) as error:
         if name in preset_names():
             words = " ".join([name, *overrides])
             said = str(error)
             if unknown := re.search(r"Could not override '(adaptive\.[\w.]+)'", said):
                 chooses = ("adaptive/", *(f"adaptive.{role}.name=" for role in KINDS))
-                chosen = _composed(name, tuple(word for word in overrides if word.startswith(chooses)))
+                chosen, _ = _composed(name, tuple(word for word in overrides if word.startswith(chooses)))
                 said = f"{unknown[1]}: {option_hint(unknown[1], chosen)}"
             elif isinstance(error, MissingConfigException) and error.missing_cfg_file:
                 group, _, value = error.missing_cfg_file.rpartition("/")
