@@ -16,7 +16,7 @@ from tests.integration.common import composed
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.dataloader import identity_columns
 from verl_adaptive.integration.facts import media_columns
-from verl_adaptive.integration.inspect import _rows
+from verl_adaptive.integration.inspect import _training_set
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
 from verl_adaptive.stats import dataset_keys
@@ -111,7 +111,8 @@ def test_items_of_an_own_dataset_class_keep_their_images_apart():
 
 def test_a_number_of_rollouts_in_the_data_is_refused(tmp_path):
     """It is verl's way to say how many a prompt gets, and would be overwritten."""
-    for seen in (lambda rows: opened(tmp_path, rows), lambda rows: _rows(str(tmp_path / "train.parquet"))):
+    config = composed(f"data.train_files={tmp_path}/train.parquet")
+    for seen in (lambda rows: opened(tmp_path, rows), lambda rows: _training_set(config, None)):
         with pytest.raises(AdaptiveError, match=r"column __rollout_n__.*leave \+adaptive out"):
             seen([row(f"{i} + 1?", __rollout_n__=4) for i in range(4)])
 
