@@ -111,9 +111,9 @@ def test_what_one_trainer_mode_lacks_leaves_the_others(edited) -> None:
 
 
 def test_what_has_a_stand_in_is_no_fault(check, edited) -> None:
-    out = edited({"def _rollout_server_managers(self": "def _servers_of(self"})
+    out = edited({"def _add_async_warmup_batches(self": "def _warm_up(self"})
     assert not out.missing and out.modes == list(check.MODES)
-    assert any("_rollout_server_managers is missing: the trainer's own" in line for line in out.instead)
+    assert any("_add_async_warmup_batches is missing: what verl would send" in line for line in out.instead)
 
 
 def test_dates_of_a_repository_with_and_without_a_work_tree(check, copy, tmp_path, capsys) -> None:

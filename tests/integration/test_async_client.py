@@ -26,7 +26,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.async_client import AsyncRolloutClient, NothingLeft
 from verl_adaptive.integration.polling import stall_seconds
 from verl_adaptive.integration.queue import Queue
-from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.record import Recorder, replay
 from verl_adaptive.stats import StatsTable
@@ -473,7 +473,7 @@ def test_lent_gpus_come_back_when_as_much_is_there_as_verl_meant(clean):
 
     workers = SlowWorkers()
     client = client_of(workers, STREAMS["separate"], **POLICIES["grpo"])
-    buffer = AdaptiveReplayBufferAsync(
+    buffer = AdaptiveReplayBuffer(
         trainer_mode="separate_async",
         trainer_config={},
         max_off_policy_threshold=3,

@@ -19,6 +19,7 @@ from verl_adaptive.engine import AsyncFacts, StepResult
 from verl_adaptive.engine import make_engine as make
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration import composing, inspect, monitor, step_metrics
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.stats import StatsTable
 
 MINIMAL = (
@@ -166,6 +167,15 @@ def test_passes_over_the_data_include_this_step(caplog, make_one, sampler) -> No
         generated = metrics["adaptive/cumulative/rollouts_generated"]
         passes = step / 4 if sampler == "epoch" else generated / (4 * 32)
         assert metrics["adaptive/prompts/epoch"] == passes > 0 and line.endswith(f"epoch {passes:.2f}")
+
+
+@pytest.mark.parametrize("mode", ["sync", "colocate_async"])
+def test_parts_without_a_preset_get_the_buffer_that_presets_name(mode) -> None:
+    """verl builds what ``custom_sampler`` names, and nothing but a preset names ours."""
+    words = [word for word in MINIMAL.split() if not word.startswith("+adaptive=")]
+    words += [f"trainer.v1.trainer_mode={mode}", "+adaptive={sampler:{name:greso}}"]
+    trainer = get_trainer_cls(mode).adaptive()(composing.compose(composing.Command(tuple(words))))
+    assert isinstance(trainer.replay_buffer, AdaptiveReplayBuffer)
 
 
 def test_the_trainer_and_doctor_have_one_plan(tmp_path, capsys, monkeypatch) -> None:

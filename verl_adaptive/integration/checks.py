@@ -24,7 +24,8 @@ from verl_adaptive.integration.guard import is_preset
 from verl_adaptive.policy import KINDS, Policy
 from verl_adaptive.roles import Commits
 
-_OUR_BUFFER = "pkg://verl_adaptive.integration.replay_buffer"  # which every preset names
+#: The replay buffer that every preset names, as verl loads it.
+OUR_BUFFER = {"path": "pkg://verl_adaptive.integration.replay_buffer", "name": "AdaptiveReplayBuffer"}
 _CRITIC = "+adaptive=sao, one rollout a prompt with a critic (docs/solo.md#sao)"
 #: The parts that a run has if it chooses none.
 _PLAIN = tuple(getattr(AdaptiveConfig(), role)["name"] for role in KINDS)
@@ -203,7 +204,7 @@ def _check_replaced(config: Any) -> None:
     )
     buffer = sampler.custom_sampler.path
     check(
-        buffer in (None, _OUR_BUFFER),
+        buffer in (None, OUR_BUFFER["path"]),
         "trainer.v1.sampler.custom_sampler.path",
         buffer,
         "an adaptive preset brings its own replay buffer; leave the key out, and write a filter instead "

@@ -96,7 +96,6 @@ NAMES: tuple[Name, ...] = (
     _use(_BASE, "PPOTrainer._load_checkpoint()", "resume"),
     _use(_BASE, "PPOTrainer._save_checkpoint()", "snapshots"),
     _use(_BASE, "PPOTrainer._validate()", "validation when the budget ends a run early"),
-    _use(_BASE, "PPOTrainer._build_replay_buffer()", "the reviewing replay buffer"),
     _use(_BASE, "PPOTrainer._add_batch_to_generate()", "the first rollouts of a step"),
     _use(_BASE, "PPOTrainer._add_prompts_to_generate(num_prompts)", "the reviewing replay buffer"),
     _use(
@@ -107,13 +106,6 @@ NAMES: tuple[Name, ...] = (
         "what verl would send before the first step waits for the first step",
     ),
     _use(_BASE, "PPOTrainer._reissue_inflight_prompts(partition_id)", "prompts in flight after a resume", _ASYNC),
-    _use(
-        _BASE,
-        "PPOTrainer._rollout_server_managers()",
-        "whether rollout servers are alive",
-        MODES,
-        "the trainer's own server managers are asked",
-    ),
     _use(_BASE, "PPOTrainer.get_reward_handles()", "whether reward workers are alive"),
     _use(_BASE, "PPOTrainer._compute_reward_colocate(batch, metrics)", "a colocated reward model", _SYNC),
     _use(_BASE, "PPOTrainer.step(metrics, timing_raw)", "statistics after each step"),
@@ -159,12 +151,6 @@ NAMES: tuple[Name, ...] = (
         "how many groups wait",
         _ASYNC,
         _UNASKED,
-    ),
-    _use(
-        _BUFFER,
-        "ReplayBuffer.__init__(trainer_mode, trainer_config, max_off_policy_threshold, max_off_policy_strategy, "
-        "sampler_kwargs, refill_fn)",
-        "the reviewing replay buffer",
     ),
     _use(_BUFFER, "ReplayBuffer.sample(global_steps, partition_id, batch_size)", "the reviewing replay buffer"),
     _use(

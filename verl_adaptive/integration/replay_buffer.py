@@ -1,11 +1,11 @@
-"""verl's replay buffers, with the review in them: training batches come from the rollout client, validation stays verl's."""
+"""verl's replay buffer, with the review in it: training batches come from the rollout client, validation stays verl's."""
 
 from __future__ import annotations
 
 from typing import Any
 
 from transfer_queue import KVBatchMeta
-from verl.trainer.ppo.v1.replay_buffer import ReplayBuffer, ReplayBufferAsync
+from verl.trainer.ppo.v1.replay_buffer import ReplayBufferAsync
 
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.integration.async_client import AsyncRolloutClient
@@ -13,12 +13,19 @@ from verl_adaptive.integration.polling import PARTITION
 from verl_adaptive.integration.sync_client import SyncRolloutClient
 
 
-class AdaptiveReplayBuffer(ReplayBuffer):
-    """Named by every preset in ``trainer.v1.sampler.custom_sampler``; our trainers make it themselves.
+class AdaptiveReplayBuffer(ReplayBufferAsync):
+    """Of all trainer modes, named by every preset in ``trainer.v1.sampler.custom_sampler``.
 
     So a trainer of verl's own that makes it was chosen although the command line asks for a preset: training would go
     on without the policy, and it refuses.
+
+    Attributes:
+        rollout_client: from the trainer, when it has its data set.
+        groups_per_prompt: ``adaptive.batch_unit=rollouts`` makes several groups of a prompt of ``data.train_batch_size``.
     """
+
+    rollout_client: SyncRolloutClient | AsyncRolloutClient
+    groups_per_prompt: int = 1
 
     def __init__(self, **kwargs: Any) -> None:
         owner = getattr(kwargs.get("refill_fn"), "__self__", None)
@@ -31,7 +38,6 @@ class AdaptiveReplayBuffer(ReplayBuffer):
                 "`verl-adaptive doctor` (VERL_USE_EXTERNAL_PLUGINS must not leave it out)",
             )
         super().__init__(**kwargs)
-        self.rollout_client: SyncRolloutClient | AsyncRolloutClient  # from the trainer, when it has its data set
 
     def sample(self, global_steps: int, partition_id: str, batch_size: int) -> tuple[KVBatchMeta, dict]:
         """The batch of the step, or of the mini-step; for validation, verl's own sampling."""
@@ -55,25 +61,15 @@ class AdaptiveReplayBuffer(ReplayBuffer):
         batch = client.complete()
         return KVBatchMeta(partition_id=PARTITION, keys=batch.keys, tags=batch.tags)
 
-
-class AdaptiveReplayBufferAsync(AdaptiveReplayBuffer, ReplayBufferAsync):
-    """The buffer of the asynchronous trainers; ``separate_async`` also asks how many groups wait (``hybrid_rollout``).
-
-    It counts prompts of ``data.train_batch_size``, which ``adaptive.batch_unit=rollouts`` makes several groups each.
-    """
-
-    rollout_client: AsyncRolloutClient
-    groups_per_prompt: int = 1
-
     def get_sampleable_count(self, global_steps: int, partition_id: str) -> int:
-        """Groups that are ready, or back and not reviewed, in prompts of a batch."""
-        if partition_id != PARTITION:
-            return super().get_sampleable_count(global_steps, partition_id)
+        """Groups that are ready, or back and not reviewed, in prompts of a batch: ``separate_async`` asks for its idle GPUs."""
+        assert isinstance(self.rollout_client, AsyncRolloutClient)
         return self.rollout_client.sampleable() // self.groups_per_prompt
 
     def wait_for_sampleable(self, global_steps: int, partition_id: str, target_count: int) -> tuple[set[str], dict]:
-        """Review what comes back until ``target_count`` prompts' groups are ready."""
+        """Review what comes back until ``target_count`` prompts' groups are ready; of a validation, verl's own."""
         if partition_id != PARTITION:
             return super().wait_for_sampleable(global_steps, partition_id, target_count)
+        assert isinstance(self.rollout_client, AsyncRolloutClient)
         self.rollout_client.wait_for(target_count * self.groups_per_prompt)
         return set(), {}

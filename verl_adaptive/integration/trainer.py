@@ -27,13 +27,13 @@ from verl.workers.rollout.llm_server import LLMServerClient
 from verl_adaptive.engine import AsyncEngine, Engine, make_engine
 from verl_adaptive.integration.abort import Abort, CancellingClient
 from verl_adaptive.integration.async_client import AsyncRolloutClient, NothingLeft
-from verl_adaptive.integration.checks import check_manager
+from verl_adaptive.integration.checks import OUR_BUFFER, check_manager
 from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_columns
 from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
 from verl_adaptive.integration.monitor import Monitor
 from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
-from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer, AdaptiveReplayBufferAsync
+from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.run_store import RunStore
@@ -54,13 +54,15 @@ class AdaptiveMixin(MinibatchMixin):
     """
 
     is_adaptive = True
+    replay_buffer: AdaptiveReplayBuffer
     total_training_steps: int
 
     def __init__(self, config: Any) -> None:
         _show_our_log()
         self.plan = plan = RunPlan.of(config)
-        if plan.policy.advantage.estimator is not None:
-            with open_dict(config):
+        with open_dict(config):
+            config.trainer.v1.sampler.custom_sampler = OUR_BUFFER  # options of a group without a preset do not name it
+            if plan.policy.advantage.estimator is not None:
                 config.algorithm.adv_estimator = plan.estimator
         self.stream: DataloaderPrompts  # with the data set: these four
         self.run_store: RunStore
@@ -83,18 +85,6 @@ class AdaptiveMixin(MinibatchMixin):
         self._loop_workers: dict[str, Any] = {}  # of the agent loop, by name; a manager of one's own may have none
         self._validation_prompts: dict[str, int] | None = None  # data source → prompts
         super().__init__(config)
-
-    def _build_replay_buffer(self) -> AdaptiveReplayBuffer:
-        sampler, mode = self.config.trainer.v1.sampler, self.plan.mode
-        kind = AdaptiveReplayBuffer if mode == "sync" else AdaptiveReplayBufferAsync
-        return kind(
-            trainer_mode=mode,
-            trainer_config=self.config.trainer.v1.get(mode, {}),
-            max_off_policy_threshold=sampler.max_off_policy_threshold,
-            max_off_policy_strategy=sampler.max_off_policy_strategy,
-            sampler_kwargs=sampler.sampler_kwargs,
-            refill_fn=self._add_prompts_to_generate,
-        )
 
     # -- prompts --------------------------------------------------------------------------------------------
 
@@ -233,12 +223,8 @@ class AdaptiveMixin(MinibatchMixin):
 
     def _servers(self) -> list[Any]:
         """Rollout servers, those of a pool of their own included."""
-        if hasattr(super(), "_rollout_server_managers"):
-            managers = self._rollout_server_managers()
-        else:  # verl 0.9.0
-            named = (getattr(self, f"{name}_server_manager", None) for name in ("llm", "standalone"))
-            managers = [manager for manager in named if manager is not None]
-        return [handle for manager in managers for handle in manager.server_handles]
+        managers = (getattr(self, f"{name}_server_manager", None) for name in ("llm", "standalone"))
+        return [handle for manager in managers if manager is not None for handle in manager.server_handles]
 
     def _named_servers(self) -> dict[str, Any]:
         """Rollout servers, and those of a reward model: whatever a rollout may wait for."""
