@@ -115,7 +115,7 @@ def merits(rows: Sequence[dict[str, Any]]) -> Merits:
         # training would end with an error there: nobody should take it
         if not seeds or any(runs[seed]["ended"] not in ENDS for seed in seeds):
             continue
-        if estimator := runs[seeds[0]]["foreign_estimator"]:
+        if estimator := runs[seeds[0]].get("foreign_estimator"):
             out.foreign[preset] = estimator
         elif not learns and all(runs[seed]["signal"] == 0 for seed in seeds):
             out.silent.append(preset)
