@@ -30,7 +30,7 @@ from verl_adaptive.simulate import (
     preset_names,
     run_task,
 )
-from verl_adaptive.simulate.clock import Clock, Timing
+from verl_adaptive.simulate.clock import Clock
 from verl_adaptive.simulate.equal_budget import BASELINE, by_preset, to_baseline
 
 RESULTS = Path(__file__).resolve().parent / "results" / "clock.json"
@@ -105,7 +105,7 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
     # An asynchronous trainer stops running ahead towards the end of a run, so the run is planned to go on.
     planned = block.steps + 10 * (block.ahead is not None)
     task = Task(policy, seed, Setting(block.batch, block.n, planned, None), pool, clock=CLOCK)
-    world, clock, timing = task.world(), Clock(CLOCK), Timing(CLOCK)
+    world, clock = task.world(), Clock(CLOCK)
     simulation = make_simulation(
         policy, world, batch=block.batch, n=block.n, steps=planned, seed=seed, clock=clock, ahead=block.ahead
     )
@@ -121,12 +121,12 @@ def make_row(key: tuple[str, str, int]) -> dict[str, Any]:
         for submission in (t for requests in simulation.requests for t in requests.submission.tolist()):
             sent.setdefault(submission, step)
         if step >= block.skip:
-            timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, 0.0)
             trained = result.groups.submission[result.trained].tolist()
             ages.append(
                 float(np.mean([step - sent[t] for t in trained])) if block.ahead is not None and trained else 0.0
             )
-    row = {**timing.row(), "age": float(np.mean(ages))}
+    measured = slice(0 if block.ahead is None else block.skip, None)  # in ``sync`` the clock saw no other steps
+    row = {**clock.row(measured), "age": float(np.mean(ages))}
     return {"block": name, "preset": preset, "seed": seed, "steps": simulation.step, **_rounded(row)}
 
 

@@ -68,7 +68,6 @@ class Phase:
         waves: times that requests met an empty machine: rounds, in other words.
         rollouts: rollouts that began.
         last: seconds from the return of nine tenths of the groups to the end.
-        aborted_rollouts, aborted_tokens: of rollouts in flight that had begun when the engine was decided.
     """
 
     seconds: float
@@ -77,29 +76,33 @@ class Phase:
     waves: int
     rollouts: int
     last: float
-    aborted_rollouts: int
-    aborted_tokens: int
 
 
 class Clock:
-    """Simulates generation: returns the rollouts of an engine's requests at their simulated time.
+    """Simulates generation: returns the rollouts of an engine's requests at their simulated time, and adds up the steps.
 
     Args:
         config: the machine; lengths are the world's (:class:`~verl_adaptive.simulate.lengths.Lengths`).
 
     Attributes:
-        phases: one a step, in order.
+        phases: generation of the counted steps, in order.
+        informative: trained groups that are informative, by step.
+        in_vain: aborted rollouts and tokens, by step.
+        course: seconds since the beginning, and the pool's mean pass rate, after each step.
     """
 
     def __init__(self, config: ClockConfig) -> None:
         self.config = config
         self.queue = ServerQueue(config.machine)
         self.phases: list[Phase] = []
+        self.informative: list[int] = []
+        self.in_vain: list[tuple[int, int]] = []
+        self.course: list[tuple[float, float]] = []
         self._results: dict[int, tuple[Groups, int]] = {}  # submission → what it will have come to, and its place there
         self._asked_in: dict[int, int] = {}  # submission → steps before the one in which its latest request was sent
         self._left: dict[int, int] = {}  # submission → rollouts that are not back
 
-    def generate(self, engine: Engine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
+    def generate(self, engine: Engine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> None:
         """Run one step's generation to its end.
 
         Args:
@@ -112,16 +115,15 @@ class Clock:
         while self.queue.busy and not engine.decided:
             if done := self._look():
                 self._send(engine.receive(self._take(done)), answer)
-        unbegun = self.queue.abort()
+        self._sent -= self.queue.abort()  # what had no slot yet never began
         self._results.clear()
         self._left.clear()
         self._asked_in.clear()
-        phase = self._phase(unbegun)
-        if phase.aborted_rollouts:
-            engine.abandon(phase.aborted_rollouts, phase.aborted_tokens)
-        return phase
+        if aborted := self._sent - self._back:
+            tokens = self.queue.tokens - self._before[1]
+            engine.abandon(aborted, max(0, round(tokens - self._back_tokens)))
 
-    def go_on(self, engine: AsyncEngine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> Phase:
+    def go_on(self, engine: AsyncEngine, requests: Requests | None, answer: Callable[[Requests], Groups]) -> None:
         """Go on generating until an asynchronous step has its groups; what is in flight stays there.
 
         Args:
@@ -136,7 +138,6 @@ class Clock:
                 break
             if done := self._look():
                 self._send(engine.receive(self._take(done)), answer)
-        return self._phase(None)
 
     def _start(self, engine: Engine) -> None:
         self._poll = engine.config.poll_interval
@@ -189,62 +190,31 @@ class Clock:
         groups.lag = (len(self.phases) - asked).astype(np.int32)
         return groups
 
-    def _phase(self, unbegun: int | None) -> Phase:
-        """Account for the time since :meth:`_start`; ``unbegun`` rollouts were called back before they had a slot.
+    def count(self, result: StepResult, tolerance: float, pool: float) -> None:
+        """Add a finished step to the figures; a step that ends with an error is not counted.
 
-        None: nothing was called back, and nothing aborted.
+        Args:
+            result: what became of its groups.
+            tolerance: of the engine, for what counts as variance.
+            pool: mean true pass rate of the pool after the step's training.
         """
-        queue, returned = self.queue, self._returned
+        queue, returned, groups = self.queue, self._returned, result.groups
         begun, tokens, occupied = self._before
-        count, generated = self._sent - (unbegun or 0), queue.tokens - tokens
-        stopped = unbegun is not None
         late = sorted(returned)[math.ceil(LAST * len(returned)) - 1] if returned else queue.now
         phase = Phase(
             seconds=queue.now - begun,
-            tokens=generated,
+            tokens=queue.tokens - tokens,
             occupied=queue.occupied - occupied,
             waves=self._waves,
-            rollouts=count,
+            rollouts=self._sent,
             last=queue.now - late,
-            aborted_rollouts=count - self._back if stopped else 0,
-            aborted_tokens=max(0, round(generated - self._back_tokens)) if stopped else 0,
         )
         self.phases.append(phase)
-        return phase
-
-
-class Timing:
-    """Adds up a run's phases.
-
-    Args:
-        config: what they were measured with.
-    """
-
-    def __init__(self, config: ClockConfig) -> None:
-        self.config = config
-        self.phases: list[Phase] = []
-        self.informative: list[int] = []
-        self.in_vain: list[tuple[int, int]] = []
-        self.course: list[tuple[float, float]] = []
-        self._seconds = 0.0
-
-    def count(self, phase: Phase, result: StepResult, tolerance: float, pool: float) -> None:
-        """After a step.
-
-        Args:
-            phase: its generation.
-            result: what became of its groups.
-            tolerance: of the engine, for what counts as variance.
-            pool: mean true pass rate of the pool, now that the step was trained on.
-        """
-        groups = result.groups
         mixed = ~groups.degenerate(tolerance) & ~groups.failed
-        self.phases.append(phase)
         self.informative.append(int((mixed & result.trained).sum()))
-        rollouts, tokens = result.ledger.rollouts.dropped, result.ledger.tokens.dropped
-        self.in_vain.append((rollouts.get("aborted", 0), tokens.get("aborted", 0)))
-        self._seconds += phase.seconds
-        self.course.append((self._seconds, pool))
+        ledger = result.ledger
+        self.in_vain.append((ledger.rollouts.dropped.get("aborted", 0), ledger.tokens.dropped.get("aborted", 0)))
+        self.course.append((queue.now, pool))
 
     def row(self, part: slice = slice(None)) -> dict[str, Any]:
         """The run in numbers, or some of its steps; nan where there is none.

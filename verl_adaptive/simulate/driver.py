@@ -152,6 +152,8 @@ class Simulation:
         result = self.engine.finish()
         # computed where nothing is learned, too, as in training: an author's own advantage is tried
         self.world.learn(result, advantages(result, self.engine.policy), self.step)
+        if self.clock is not None:
+            self.clock.count(result, self.engine.facts.tolerance, float(self.world.rates().mean()))
         return result
 
     def _answer(self, requests: Requests) -> Groups:

@@ -12,7 +12,7 @@ import numpy as np
 from verl_adaptive.config import check
 from verl_adaptive.errors import ConfigError, UsageError
 from verl_adaptive.significance import interval
-from verl_adaptive.simulate.clock import Clock, ClockConfig, Timing
+from verl_adaptive.simulate.clock import Clock, ClockConfig
 from verl_adaptive.simulate.driver import Simulation, make_simulation
 from verl_adaptive.simulate.lengths import Lengths
 from verl_adaptive.simulate.measure import Measure
@@ -142,7 +142,7 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
 
     Returns:
         A flat row (:meth:`Measure.row` and ``preset``, ``seed``, ``seconds``; with a clock also
-        :meth:`~verl_adaptive.simulate.clock.Timing.row` and ``course``, the pool's mean pass rate by seconds of generation).
+        :meth:`~verl_adaptive.simulate.clock.Clock.row` and ``course``, the pool's mean pass rate by seconds of generation).
 
     Raises:
         ConfigError, AdaptiveError: the preset makes no sense, or not with this pool.
@@ -152,20 +152,18 @@ def run_task(task: Task, tick: Callable[[float], None] | None = None) -> dict[st
     world = task.world()
     clock = None if task.clock is None else Clock(task.clock)
     simulation = task.simulation(world, clock)
-    measure, timing = Measure(simulation, s.steps), None if task.clock is None else Timing(task.clock)
+    measure = Measure(simulation, s.steps)
     while not simulation.finished:
         measure.look()
         result = simulation.try_step()
         if result is None:
             break
         measure.count(result)
-        if clock is not None and timing is not None:
-            timing.count(clock.phases[-1], result, simulation.engine.facts.tolerance, float(world.rates().mean()))
         if tick is not None:
             done = simulation.engine.total.rollouts.generated / s.budget if s.budget else simulation.step / s.steps
             tick(min(1.0, done))
     seconds = time.process_time() - begun
-    timed = {} if timing is None else {**timing.row(), "course": timing.course}
+    timed = {} if clock is None else {**clock.row(), "course": clock.course}
     return {"preset": task.preset, "seed": task.seed, **measure.row(), **timed, "seconds": round(seconds, 3)}
 
 
