@@ -108,7 +108,7 @@ class PilotCommit(PooledAllocator):
                 signal itself, scaled to the range that the pilots of recent steps covered.
         """
 
-        n_pilot: Count | None = None
+        n_pilot: Annotated[int, Range("[2, inf)")] | None = None
         lower: Annotated[float, Range("[0, 1)")] = 0.125
         upper: Annotated[float, Range("[0, 1)")] = 0.25
         form: Literal["on_policy", "pipelined"] = "on_policy"
