@@ -25,7 +25,7 @@ from typing import Any
 
 from verl_adaptive.commands.arguments import count
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.selftest.runs import end_on_signals, read_metrics, train
+from verl_adaptive.integration.selftest.runs import end_on_signals, override, read_metrics, train
 from verl_adaptive.integration.selftest.suite import (
     PLAIN,
     PRESETS,
@@ -102,10 +102,14 @@ def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list
     """
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     made = [
-        *(f"data.train_files={data / 'train.parquet'}", f"data.val_files={data / 'val.parquet'}"),
+        *(override(f"data.{name}_files", data / f"{name}.parquet") for name in ("train", "val")),
         *(f"data.train_batch_size={sizes.batch}", f"data.max_response_length={sizes.longest}"),
         *("data.max_prompt_length=512", "data.filter_overlong_prompts=true", "data.truncation=error"),
-        *(f"actor_rollout_ref.model.path={model}", f"{actor}.optim.lr={sizes.lr:g}", f"{actor}.use_dynamic_bsz=true"),
+        *(
+            override("actor_rollout_ref.model.path", model),
+            f"{actor}.optim.lr={sizes.lr:g}",
+            f"{actor}.use_dynamic_bsz=true",
+        ),
         *(f"{actor}.ppo_mini_batch_size={sizes.batch // 2}", f"{actor}.ppo_max_token_len_per_gpu={sizes.tokens}"),
         *("algorithm.adv_estimator=grpo", f"{rollout}.n={sizes.n}", f"{rollout}.calculate_log_probs=true"),
         *("trainer.val_before_train=true", f"trainer.test_freq={max(1, sizes.steps // 4)}"),
@@ -114,7 +118,10 @@ def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list
             "trainer.max_actor_ckpt_to_keep=1",
             "trainer.total_epochs=1000",
         ),
-        *(f"trainer.total_training_steps={4 * sizes.steps}", f"trainer.default_local_dir={folder / 'checkpoints'}"),
+        *(
+            f"trainer.total_training_steps={4 * sizes.steps}",
+            override("trainer.default_local_dir", folder / "checkpoints"),
+        ),
         *('trainer.logger=["console","file"]', "trainer.project_name=first_hour"),
         f"trainer.experiment_name={folder.name}",
         # verl's 8 of each take 8 GB and many seconds of start-up, for batches that need fewer
@@ -124,7 +131,7 @@ def words(folder: Path, data: Path, model: str, sizes: Sizes, gpus: int) -> list
     if not gpus:
         from verl_adaptive.integration.selftest import reward
 
-        return ["+adaptive/platform=cpu", f"reward.custom_reward_function.path={reward.__file__}", *made]
+        return ["+adaptive/platform=cpu", override("reward.custom_reward_function.path", reward.__file__), *made]
     if sizes.offload:
         made += [f"{actor}.fsdp_config.param_offload=true", f"{actor}.fsdp_config.optimizer_offload=true"]
     return [*made, *on_gpus(gpus), f"{rollout}.gpu_memory_utilization={sizes.memory}"]
@@ -372,7 +379,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         )
         compared = (out / "compare.log").read_text() if not status else f"compare failed: see {args.out}/compare.log"
     text = page(results, selftest, compared)
-    (out / "page.txt").write_text(text)
+    (out / "page.txt").write_text(text, encoding="utf-8")
     (out / "page.json").write_text(json.dumps({"runs": results, "sizes": vars(sizes), "selftest": selftest}, indent=1))
     print(text)
     return int(status != 0 or tested != 0)

@@ -424,7 +424,7 @@ def examine(source: Source, recorded: dict[str, dict[str, object]]) -> Outcome:
         out.names += 1
         if verl.find(module, name) is None and verl.module(where) is None:
             out.missing.append(f"{where} (imported by {path})")
-            lack(tuple(m for m in MODES if path.endswith(f"trainer_{m}.py")) or MODES)
+            lack(MODES)
     return out
 
 

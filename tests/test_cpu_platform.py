@@ -145,6 +145,20 @@ def test_workers_start_no_threads_that_export_metrics_of_ray() -> None:
 
 
 @needs_verl
+@pytest.mark.parametrize(
+    ("address", "forks"), [("", True), ("local", True), ("auto", False), ("ray://head:10001", False)]
+)
+def test_workers_are_forks_in_a_ray_of_the_drivers_own(address, forks, forked) -> None:
+    """Ray's word for that, "local", was taken for a cluster elsewhere: each worker of a self-test imported verl anew."""
+    code = """
+        import verl
+        from verl.trainer.constants_ppo import get_ppo_ray_runtime_env
+        print("py_executable" in get_ppo_ray_runtime_env())
+        """
+    assert forked(code, RAY_ADDRESS=address)[-1] == str(forks)
+
+
+@needs_verl
 def test_a_training_worker_gets_gloo_and_an_engine(forked) -> None:
     code = """
         import os, socket

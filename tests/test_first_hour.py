@@ -34,10 +34,13 @@ def wait_for(condition: Callable[[], object]) -> None:
 
 @pytest.mark.parametrize("gib", [0, 12, 24, 47, 80])
 def test_its_lines_compose_and_validate(gib, tmp_path) -> None:
-    """Those for a GPU, too, which no test can run."""
+    """Those for a GPU, too, which no test can run; and in a folder with letters that Hydra's grammar has not."""
+    tmp_path = tmp_path / "x=1,é 项目 (2)#'~"
     sizes = hour.sizes_of(gib) if gib else hour.REHEARSAL
     words = hour.words(tmp_path / "solo-1", tmp_path, "model", sizes, int(gib > 0))
     config, _ = composed(["+adaptive=solo", "adaptive.seed=1", *words])
+    assert config.data.train_files == f"{tmp_path}/train.parquet" and config.data.val_files == f"{tmp_path}/val.parquet"
+    assert config.trainer.default_local_dir == f"{tmp_path}/solo-1/checkpoints"
     assert config.adaptive.total_rollouts == sizes.steps * sizes.batch * sizes.n
     assert config.actor_rollout_ref.actor.fsdp_config.param_offload == (0 < gib < 20)
     assert config.actor_rollout_ref.actor.strategy == ("fsdp" if gib else "fsdp2")

@@ -31,8 +31,10 @@ GRPO, FOUR, SOLO = Arm("grpo"), Arm("grpo", 4), Arm("solo")
 
 def test_arms_have_the_same_rollouts_and_updates(tmp_path) -> None:
     thin = Arm.parse("solo adaptive.advantage.thin=1")
+    work = tmp_path / "x=1,é (2)"
     for arm in (GRPO, FOUR, SOLO, thin):
-        words = dict(w.lstrip("+").split("=", 1) for w in arm.words(1, 2048, tmp_path, tmp_path / "run"))
+        words = dict(w.lstrip("+").split("=", 1) for w in arm.words(1, 2048, work, work / "run"))
+        assert words["actor_rollout_ref.model.path"] == f"'{work}/model'"  # as Hydra's grammar wants such a path
         n, batch = int(words["actor_rollout_ref.rollout.n"]), int(words["data.train_batch_size"])
         assert n * batch == quickstart.ROLLOUTS_PER_STEP and words["trainer.total_training_steps"] == "16"
         assert batch // int(words["actor_rollout_ref.actor.ppo_mini_batch_size"]) == quickstart.UPDATES_PER_STEP

@@ -128,7 +128,7 @@ def fork_workers(module: Any) -> None:
         config = args[0] if args else kwargs.get("config")
         settings = (config.ray_kwargs.get("ray_init") or {}) if config is not None else {}
         given = settings.get("runtime_env") or {}
-        elsewhere = settings.get("address") or os.environ.get("RAY_ADDRESS")
+        elsewhere = (settings.get("address") or os.environ.get("RAY_ADDRESS") or "local") != "local"
         if sys.platform == "linux" and not elsewhere and not given.get("py_executable"):
             environment["py_executable"] = worker.executable()
             if "py_executable" in given:

@@ -41,7 +41,8 @@ from rich.console import Console  # noqa: E402
 from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn, TimeElapsedColumn  # noqa: E402
 from rich.table import Table  # noqa: E402
 
-from verl_adaptive.integration.selftest.runs import read_metrics  # noqa: E402
+from verl_adaptive.integration.selftest.runs import override, read_metrics  # noqa: E402
+from verl_adaptive.integration.selftest.suite import own_ray  # noqa: E402
 from verl_adaptive.report.arms import Outcome, Trial, median, outcomes  # noqa: E402
 from verl_adaptive.report.arms import plot as draw_arms  # noqa: E402
 from verl_adaptive.significance import difference  # noqa: E402
@@ -124,16 +125,15 @@ class Arm:
             "+adaptive/platform=cpu",
             f"adaptive.total_rollouts={rollouts}",
             f"adaptive.seed={seed}",
-            f"data.train_files={work / 'data' / 'train.parquet'}",
-            f"data.val_files={work / 'data' / 'val.parquet'}",
+            *(override(f"data.{name}_files", work / "data" / f"{name}.parquet") for name in ("train", "val")),
             f"data.train_batch_size={self.prompts}",
             f"data.val_max_samples={VALIDATION}",
             "data.max_prompt_length=64",
             "data.max_response_length=12",
             f"data.seed={seed}",
-            f"reward.custom_reward_function.path={HERE / 'reward.py'}",
+            override("reward.custom_reward_function.path", HERE / "reward.py"),
             "algorithm.adv_estimator=grpo",
-            f"actor_rollout_ref.model.path={work / 'model'}",
+            override("actor_rollout_ref.model.path", work / "model"),
             f"actor_rollout_ref.rollout.n={self.n}",
             f"actor_rollout_ref.actor.ppo_mini_batch_size={self.prompts // UPDATES_PER_STEP}",
             "actor_rollout_ref.actor.optim.lr=3e-4",
@@ -147,8 +147,8 @@ class Arm:
             f"trainer.test_freq={max(1, steps // 2)}",
             f"trainer.save_freq={max(1, steps // POINTS)}",
             "trainer.resume_mode=disable",
-            f"trainer.default_local_dir={run / 'checkpoints'}",
-            f"hydra.run.dir={run / 'hydra'}",
+            override("trainer.default_local_dir", run / "checkpoints"),
+            override("hydra.run.dir", run / "hydra"),
         ]
 
 
@@ -325,7 +325,7 @@ def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> tupl
     plan, log = work / "runs" / "plan.json", work / "runs" / "train.log"
     plan.write_text(json.dumps(listed, indent=1))
     environment = {
-        **os.environ,
+        **own_ray(),
         "PYTHONPATH": os.pathsep.join(p for p in (str(ROOT), os.environ.get("PYTHONPATH")) if p),
         "VERL_PLATFORM": "cpu",
         "VERL_FILE_LOGGER_PATH": listed[0]["metrics"],
@@ -333,8 +333,6 @@ def _start(runs: dict[Path, tuple[Arm, int]], rollouts: int, work: Path) -> tupl
         "PYTHONUNBUFFERED": "1",
         "RAY_worker_niceness": "0",  # Ray's own is 15: beside anything else its workers would hardly run
     }
-    # Bytecode halves the start-up of a dozen processes.
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     console.print(f"[dim]log: {shown(log)}[/]", soft_wrap=True)
     with log.open("wb") as output:
         process = subprocess.Popen(

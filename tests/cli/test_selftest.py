@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from pathlib import Path
 
 import pytest
@@ -201,6 +202,29 @@ def test_where_no_process_group_can_be_made_the_trainings_are_tried_all_the_same
     report = suite.examine(tmp_path)
     assert made[:2] == ["tiny model", "plain-verl"] and made[-1] == "greso-in-separate_async"
     assert report.finished and "FAILED (gradient)" in suite.page(report)
+
+
+def test_a_gradient_that_ended_in_a_crash_has_said_on_what_machine(tmp_path, monkeypatch) -> None:
+    """The first hour's page, and its sizes, need it."""
+    from verl_adaptive.integration.selftest import gradient
+
+    monkeypatch.setattr(gradient, "machine", lambda: {"accelerators": ["NVIDIA H100"], "memory of one (GiB)": 79})
+    monkeypatch.setattr(gradient.torch.multiprocessing, "spawn", lambda *_, **__: pytest.fail("NCCL error"))
+    monkeypatch.setattr(sys, "argv", ["gradient", "model", str(tmp_path / "gradient.json")])
+
+    def crash(item, folder, *_):
+        with pytest.raises(pytest.fail.Exception):
+            gradient.main()
+        item.findings.append("failed: NCCL error")
+
+    monkeypatch.setattr(suite, "_tool", crash)
+    item = suite.Item("gradient")
+    (tmp_path / "gradient.json").write_text("an earlier attempt's")
+    suite._gradient(item, tmp_path, {}, 1, [])
+    assert item.facts["machine"]["memory of one (GiB)"] == 79 and item.findings == ["failed: NCCL error"]
+    monkeypatch.setattr(suite, "_tool", lambda item, *_: item.findings.append("no torch"))
+    suite._gradient(other := suite.Item("gradient"), tmp_path, {}, 1, [])
+    assert not other.facts  # nothing of what another attempt left
 
 
 def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:

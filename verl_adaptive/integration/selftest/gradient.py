@@ -274,12 +274,13 @@ def main() -> None:
     if not found["accelerators"]:
         os.environ["VERL_PLATFORM"] = "cpu"
     ranks = min(2, len(found["accelerators"]) or 2)
+    result = {"machine": found, "ranks": ranks, "gradient": {}, "settings": settings(words) if words else {}}
+    Path(out).write_text(json.dumps(result))
     with tempfile.TemporaryDirectory() as folder:
         torch.multiprocessing.spawn(
             _rank, (ranks, str(Path(folder) / "store"), model_dir, str(Path(folder) / "found")), nprocs=ranks
         )
-        gradient = json.loads((Path(folder) / "found").read_text())
-    result = {"machine": found, "ranks": ranks, "gradient": gradient, "settings": settings(words) if words else {}}
+        result["gradient"] = json.loads((Path(folder) / "found").read_text())
     Path(out).write_text(json.dumps(result))
 
 

@@ -12,6 +12,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from hydra.core.override_parser.types import Quote, QuotedString
+
 
 @dataclass
 class ProcessRun:
@@ -74,6 +76,11 @@ def train(
     metrics = next_metrics(folder)
     code, text = call(folder, ["-m", "verl.trainer.main_ppo", *words], metrics, timeout, kill_at, env)
     return ProcessRun(folder, code, text, read_metrics(metrics))
+
+
+def override(key: str, value: object) -> str:
+    """A word of verl's command line whose value Hydra takes as it is: a path has whatever letters its user chose."""
+    return f"{key}={QuotedString(str(value), Quote.single).with_quotes()}"
 
 
 def next_metrics(folder: Path) -> Path:

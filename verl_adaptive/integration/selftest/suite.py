@@ -27,7 +27,7 @@ from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration import compat
 from verl_adaptive.integration.guard import not_loaded, other_plugins
 from verl_adaptive.integration.selftest import verdicts
-from verl_adaptive.integration.selftest.runs import ProcessRun
+from verl_adaptive.integration.selftest.runs import ProcessRun, override
 from verl_adaptive.integration.selftest.runs import train as _train
 from verl_adaptive.simulate.presets import preset_names
 
@@ -260,13 +260,14 @@ def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module:
             cwd=folder,
             env=env,
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=timeout,
         )
     except subprocess.TimeoutExpired:
         item.findings.append(f"did not end within {timeout:g} s")
         return
-    (folder / f"{module}.log").write_text(done.stdout + done.stderr)
+    (folder / f"{module}.log").write_text(done.stdout + done.stderr, encoding="utf-8")
     if done.returncode:
         item.findings.append(f"failed: {last_words(done.stderr)} (see {module}.log)")
 
@@ -274,10 +275,11 @@ def _tool(item: Item, folder: Path, env: dict[str, str], timeout: float, module:
 def _gradient(item: Item, folder: Path, env: dict[str, str], timeout: float, said: Sequence[str]) -> None:
     """Rows left out and kept, under both strategies; and what the machine and the settings are."""
     out = folder / "gradient.json"
+    out.unlink(missing_ok=True)
     _tool(item, folder, env, timeout, "gradient", str(folder / "tiny" / "model"), str(out), *said)
-    if item.findings:
+    if not out.exists():
         return
-    found = json.loads(out.read_text())
+    found = json.loads(out.read_text())  # the machine and the settings are there before the gradient is tried
     item.facts = {"machine": found["machine"], "settings": found["settings"], "ranks": found["ranks"]}
     for kind, numbers in found["gradient"].items():
         item.checks.append(f"rows of zero advantage, left out or kept, under {kind}")
@@ -430,7 +432,8 @@ OWN = (*_LENGTH, "trainer.v1.trainer_mode")
 
 def _own(folder: Path, steps: int, every: int) -> list[str]:
     """Overrides for a run's folder, length and checkpoints."""
-    return [f"{key}={value}" for key, value in zip(_LENGTH, (folder / "checkpoints", steps, every), strict=True)]
+    where, length, saved = _LENGTH
+    return [override(where, folder / "checkpoints"), f"{length}={steps}", f"{saved}={every}"]
 
 
 def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
@@ -439,9 +442,9 @@ def words(folder: Path, gpus: int, mode: str = "sync") -> list[str]:
     actor, rollout = "actor_rollout_ref.actor", "actor_rollout_ref.rollout"
     made = [
         f"trainer.v1.trainer_mode={mode}",
-        f"actor_rollout_ref.model.path={tiny / 'model'}",
-        *(f"data.train_files={tiny / 'train.parquet'}", f"data.val_files={tiny / 'val.parquet'}"),
-        f"reward.custom_reward_function.path={reward}",
+        override("actor_rollout_ref.model.path", tiny / "model"),
+        *(override(f"data.{name}_files", tiny / f"{name}.parquet") for name in ("train", "val")),
+        override("reward.custom_reward_function.path", reward),
         *("algorithm.adv_estimator=grpo", f"{rollout}.n={N}", f"{actor}.optim.lr=3e-4"),
         *(f"data.train_batch_size={BATCH}", f"{actor}.ppo_mini_batch_size={MINI}", f"{actor}.use_dynamic_bsz=true"),
         *("data.max_prompt_length=64", "data.max_response_length=96", "data.seed=1", "data.dataloader_num_workers=0"),
@@ -531,8 +534,8 @@ COLUMNS = ("s/step", "probs diff", "rollouts", "aborted", "left out", "updates",
 
 
 def _write(folder: Path, report: Report) -> None:
-    (folder / "selftest.txt").write_text(page(report) + "\n")
     (folder / "selftest.json").write_text(json.dumps(report.as_json(), indent=1) + "\n")
+    (folder / "selftest.txt").write_text(page(report) + "\n", encoding="utf-8")
 
 
 def page(report: Report) -> str:
