@@ -22,7 +22,7 @@ from tests.stats.test_table import equal
 from tests.world import POLICIES, Arrivals, World, keys_of, make_async_engine, make_engine, run, run_step
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import AsyncEngine, AsyncFacts, OrderedEngine, Requests, StepResult
-from verl_adaptive.engine.prompt_source import MAX_PASSES
+from verl_adaptive.engine.prompt_source import BUSY, MAX_PASSES
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import PER_ROLLOUT, Groups
 from verl_adaptive.policy import build_policy
@@ -753,7 +753,7 @@ SHORT: dict[str, tuple[tuple, dict, int, str]] = {
         (RETIRED, "fixed", "informative"),
         HALF_RETIRED,
         5,
-        ": the sampler (gave no further prompt|let nothing more through)",
+        ": (the sampler gave no further prompt|all prompts that the sampler let through were under way)",
     ),
     # it ends the run when that was asked for; otherwise one round goes ungated, as a step needs rows to train on
     "gate": (
@@ -1168,6 +1168,21 @@ def test_a_step_asks_the_gate_about_so_many_passes_and_no_more_for_each_look():
         before = engine.prompt_source.position
         arrivals.step(engine, step)
         assert engine.prompt_source.position - before <= (MAX_PASSES + 1) * size
+
+
+@pytest.mark.parametrize("on_exhausted", ["train_partial", "raise"])
+def test_live_prompts_that_are_all_under_way_do_not_shut_the_gate(on_exhausted) -> None:
+    """Ten are left of forty, for a window of twelve: the first draw of a step found none free, and steps were short."""
+    p = np.ones(40)
+    p[:10] = 0.15
+    parts, stream = ({"name": "retire", "recheck": 0.0}, "fixed", "informative"), AsyncFacts(warmup=8)
+    engine, world = make_async_engine(*parts, batch=4, n=4, p=p, on_exhausted=on_exhausted, async_facts=stream)
+    arrivals, shown = Arrivals(world, 1), 0
+    for step in range(1, 31):
+        result = arrivals.step(engine, step)
+        assert result.trained.sum() == 4
+        shown += engine.prompt_source.ended == BUSY
+    assert shown  # it came to that
 
 
 def test_pilots_leave_room_under_a_cap_for_their_commits():

@@ -38,7 +38,7 @@ import numpy as np
 
 from verl_adaptive.engine.base import Engine
 from verl_adaptive.engine.group_tracker import arrays_of, fit, groups_of
-from verl_adaptive.engine.prompt_source import CandidateQueue
+from verl_adaptive.engine.prompt_source import BUSY, CandidateQueue
 from verl_adaptive.engine.steps import Closed, Requests, StepResult
 from verl_adaptive.errors import AdaptiveError, Exhausted
 from verl_adaptive.groups import Groups
@@ -256,7 +256,7 @@ class AsyncEngine(Engine):
             rows, planned = prompt_source.draw(wanted, progress, busy)
             index = prompt_source.positions(rows)
         else:
-            if ungated:  # that the gate is shut ends nothing then
+            if ungated or prompt_source.ended == BUSY:  # a shut gate, or prompts that are back by now
                 prompt_source.ended = ""
             candidates = CandidateQueue(prompt_source, progress, busy, ungated=ungated, first=wanted, again=False)
             candidates.extend(wanted)

@@ -30,6 +30,8 @@ MAX_PASSES = 4
 MOST_DUE = 4
 
 _NONE = np.zeros(0, dtype=np.int64)
+#: Why a draw of a stream ended, though not the step: prompts are free again when they are back.
+BUSY = "all prompts that the sampler let through were under way"
 _SHUT = f"the sampler let nothing more through in {MAX_PASSES} passes over the data"
 
 
@@ -44,7 +46,7 @@ class PromptSource:
         position: stream positions that are decided about, since the run began.
         skipped: prompts that the gate turned away in this step.
         pulled: stream positions that were decided about in this step.
-        ended: why this step gets no further prompts, or an empty string.
+        ended: why this step gets no further prompts, or an empty string; :data:`BUSY`: none at the moment.
     """
 
     def __init__(self, sampler: Sampler, facts: RunFacts, row_of: np.ndarray, stream: PromptStream) -> None:
@@ -309,7 +311,7 @@ class CandidateQueue:
             lot = min(self._first or prompts.facts.batch, size)
             seen = let_through >= size and not self._again
             if not self._ungated or seen or (len(self) and let_through and let_through % lot == 0):
-                prompts.ended = _SHUT
+                prompts.ended = BUSY if self._repeats and not self._again and not self._ungated else _SHUT
                 return
             most = lot - let_through % lot
         # Up to where a pass without a candidate ends, so that the list ends where it ends however it is asked for.
