@@ -12,11 +12,11 @@ from verl.trainer.ppo.core_algos import get_adv_estimator_fn
 from verl.trainer.ppo.padding_utils import SYNTHETIC_PADDING_SEQ_LEN
 from verl.utils.tensordict_utils import index_select_tensor_dict, list_of_dict_to_tensordict, maybe_fix_3d_position_ids
 
-from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl
+from verl_adaptive.advantages.verl import GROUP_RELATIVE, Verl, unseen_advantages
 from verl_adaptive.config import RunFacts
 from verl_adaptive.engine import StepResult
 from verl_adaptive.groups import Groups
-from verl_adaptive.integration.rows import longer, padding_row, unseen_advantages
+from verl_adaptive.integration.rows import longer, padding_row
 from verl_adaptive.ledger import Ledger
 
 IDS = torch.arange(9)
@@ -133,19 +133,23 @@ def role() -> Verl:
     return made
 
 
+def unseen(step: StepResult, **said):
+    return unseen_advantages(step.groups, step.trains, step.zero_row, role(), **said)
+
+
 def test_a_rollout_that_trains_among_ghosts_keeps_its_own():
     """A batch with one real row is no batch of equal rewards."""
     step = result([[1, 1], [1, 0, 0, 0]], [[0, 0], [1, 0, 0, 0]], [[1, 1], [0, 0, 0, 0]])
-    places, advantage = unseen_advantages(step, role(), estimator="grpo", by_std=True)
+    places, advantage = unseen(step, estimator="grpo", by_std=True)
     assert places.tolist() == [1] and advantage[0] == pytest.approx(1.5, rel=1e-5)  # (1 - 1/4) / 0.5
 
 
 def test_the_one_row_of_a_batch_of_equal_rewards_has_no_advantage():
     """Of a batch that is whole nothing is known: a KL penalty in the reward may tell its rows apart."""
     step = result([[1, 1], [0, 0]], [[1, 0], [0, 0]], [[0, 1], [1, 1]])
-    places, advantage = unseen_advantages(step, role(), estimator="adaptive_mine", by_std=True)
+    places, advantage = unseen(step, estimator="adaptive_mine", by_std=True)
     assert places.tolist() == [0] and advantage.tolist() == [0]
-    assert not len(unseen_advantages(result([[1, 1]], [[1, 1]]), role(), estimator="grpo", by_std=True)[0])
+    assert not len(unseen(result([[1, 1]], [[1, 1]]), estimator="grpo", by_std=True)[0])
 
 
 @pytest.mark.parametrize("estimator", sorted(GROUP_RELATIVE))
@@ -154,7 +158,7 @@ def test_one_of_many_gets_what_the_whole_group_implies(estimator, by_std):
     """As verl's own estimator says when it sees all of them; of one alone it takes the reward."""
     rewards = [[0.2, 0.9, 0.4, 0.4], [0.3, 0.3, 0.3], [1.0], [0.5, 1.0]]
     step = result(rewards, [[0, 1, 0, 0], [0, 0, 1], [1], [1, 1]])
-    places, advantage = unseen_advantages(step, role(), estimator=estimator, by_std=by_std)
+    places, advantage = unseen(step, estimator=estimator, by_std=by_std)
     assert places.tolist() == [0, 1]  # a group of one is verl's business, and so is one that trains whole
     config = {"config": SimpleNamespace(), "norm_adv_by_std_in_grpo": by_std} if estimator.startswith("grpo") else {}
     whole, _ = get_adv_estimator_fn(estimator)(
@@ -170,5 +174,5 @@ def test_one_of_many_gets_what_the_whole_group_implies(estimator, by_std):
 def test_other_estimators_are_left_alone():
     step = result([[0.2, 0.9]], [[0, 1]])
     for estimator in ("gae", "adaptive_beta", "opo"):
-        places, _ = unseen_advantages(step, role(), estimator=estimator, by_std=True)
+        places, _ = unseen(step, estimator=estimator, by_std=True)
         assert not len(places)

@@ -9,11 +9,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from verl_adaptive.advantages.verl import group_relative
 from verl_adaptive.engine import Requests
 from verl_adaptive.errors import ConfigError
 from verl_adaptive.rng import Draw
 from verl_adaptive.simulate import PoolConfig, make_simulation, parse_pool
-from verl_adaptive.simulate.learning import LIMIT, LearningConfig, LearningWorld, advantages, group_relative
+from verl_adaptive.simulate.learning import LIMIT, LearningConfig, LearningWorld, advantages
 from verl_adaptive.simulate.pools import make_pool, source_of, starting_rates
 from verl_adaptive.simulate.worlds import StaticWorld, WorldPrompts, draw_groups
 
@@ -146,6 +147,15 @@ def test_a_whole_group_pulls_with_its_deviation() -> None:
         exact = [np.var(reward[home == g]) / (s + 1e-6) for g, s in enumerate(unbiased)]
         assert pull == pytest.approx(exact, abs=1e-12)
     assert group_relative(np.array([0.7]), np.array([0]), 1).tolist() == [0.7]
+
+
+def test_a_step_of_equal_rewards_teaches_nothing() -> None:
+    """Of such a step one row trains, and had its bare reward for advantage; in training it has none."""
+    world = LearningWorld(np.repeat([0.0, 1.0], 30), 0)
+    simulation = make_simulation("grpo", world, batch=4, n=8, steps=3)
+    while not simulation.finished:
+        result = simulation.run_step()
+        assert result.trains.sum() == 1 and not advantages(result, simulation.engine.policy).any()
 
 
 # -- pools ------------------------------------------------------------------------------------------------------------

@@ -481,7 +481,7 @@ def _check_group_size(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> 
         cap,
         f"no step would have a group, which takes {whole} rollouts; use {whole} or more, or null for no ceiling",
     )
-    check(  # of GROUP_RELATIVE the missing baseline is known (integration/rows.py)
+    check(  # of GROUP_RELATIVE the missing baseline is known (advantages/verl.py)
         not policy.filter.may_leave_one or not advantage.centres or estimator in GROUP_RELATIVE,
         _keep_degenerate_key(policy),
         1,

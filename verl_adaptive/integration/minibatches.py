@@ -19,13 +19,14 @@ from transfer_queue import KVBatchMeta
 from verl.utils import tensordict_utils as tu
 from verl.utils.seqlen_balancing import calculate_workload, get_seqlen_balanced_partitions, log_seqlen_unbalance
 
+from verl_adaptive.advantages.verl import unseen_advantages
 from verl_adaptive.engine import Engine
 from verl_adaptive.integration.advantage import EstimatorContext, provide
 from verl_adaptive.integration.async_client import AsyncRolloutClient
 from verl_adaptive.integration.curves import RowFigures, curves
 from verl_adaptive.integration.layout import PAD, Layout, Pass, micro_size, plan
 from verl_adaptive.integration.queue import Batch
-from verl_adaptive.integration.rows import longer, padding_row, unseen_advantages
+from verl_adaptive.integration.rows import longer, padding_row
 from verl_adaptive.integration.run_plan import RunPlan
 from verl_adaptive.integration.sync_client import SyncRolloutClient
 
@@ -276,10 +277,11 @@ class MinibatchMixin(_Trainer):
         tq.kv_batch_put(keys=keys, partition_id=batch.partition_id, fields=tu.list_of_dict_to_tensordict(rows))
 
     def _write_unseen_advantages(self, partition_id: str, done: Batch) -> None:
-        """Write the advantages that verl could not see; see :func:`~verl_adaptive.integration.rows.unseen_advantages`."""
-        algorithm = self.config.algorithm
+        """Write the advantages that verl could not see; see :func:`~verl_adaptive.advantages.verl.unseen_advantages`."""
+        algorithm, result = self.config.algorithm, done.result
+        inside = result.groups.rollout_mask(result.trained)
         groups, advantages = unseen_advantages(
-            done.result,
+            *(result.groups.select(result.trained), result.trains[inside], result.zero_row[inside]),
             self.engine.policy.advantage,
             estimator=str(algorithm.adv_estimator),
             # verl tells it to grpo alone: grpo_vectorized divides whatever it says

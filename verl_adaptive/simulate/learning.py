@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 
+from verl_adaptive.advantages.verl import group_relative, unseen_advantages
 from verl_adaptive.ranges import NonNegative, Range
 from verl_adaptive.roles.answers import compute
 from verl_adaptive.simulate.worlds import StaticWorld
@@ -58,32 +59,25 @@ def logit(p: np.ndarray) -> np.ndarray:
     return np.log(p) - np.log1p(-p)
 
 
-def group_relative(reward: np.ndarray, home: np.ndarray, groups: int) -> np.ndarray:
-    """GRPO's advantage as verl has it: unbiased deviation, 1e-6 added; a group of one has mean 0 and deviation 1."""
-    n = np.bincount(home, minlength=groups)
-    mean = np.bincount(home, reward, minlength=groups) / np.maximum(n, 1)
-    square = np.bincount(home, (reward - mean[home]) ** 2, minlength=groups)
-    deviation = np.sqrt(square / np.maximum(n - 1, 1))
-    one = (n == 1)[home]
-    return np.where(one, reward, (reward - mean[home]) / (deviation[home] + 1e-6))
-
-
 def advantages(result: StepResult, policy: Policy) -> np.ndarray:
     """float64 ``(R,)``: the advantage of every rollout of the step, 0 for those that do not train.
 
-    The policy's own estimator where it has one, else GRPO's.
+    The policy's own estimator where it has one, else GRPO's as training has it.
     """
     out = np.zeros(result.groups.rollouts)
-    if not result.trains.any():
+    inside = result.groups.rollout_mask(result.trained)
+    groups, trains, zero_row = result.groups.select(result.trained), result.trains[inside], result.zero_row[inside]
+    if not trains.any():
         return out
-    observed = result.groups.select(result.trained)
-    number = np.cumsum(result.trained) - 1  # position among the trained groups
-    home = number[result.groups.group_of[result.trains]]
-    reward = result.groups.reward[result.trains]
+    reward, home = groups.reward[trains], groups.group_of[trains]
     if policy.advantage.estimator is None:
-        out[result.trains] = group_relative(reward, home, len(observed))
+        own = group_relative(reward, home, len(groups))
+        role = policy.advantage
+        at, unseen = unseen_advantages(groups, trains, zero_row, role, estimator="grpo", by_std=True)
+        own[np.isin(home, at)] = unseen
     else:
-        out[result.trains] = compute(policy.advantage, reward, home, observed)
+        own = compute(policy.advantage, reward, home, groups)
+    out[result.trains] = own
     return out
 
 
