@@ -274,7 +274,8 @@ def test_a_cost_stands_though_a_share_of_its_range_would_end_training(cost, monk
 
     monkeypatch.setattr(simulate, "expected_waiting", ends)
     found, lines = cost("+adaptive=dapo", "adaptive.on_exhausted=raise")
-    assert found.step > 1024 and found.range is None and "30%" not in lines["cost"]
+    assert found.step > 1024 and found.range[1] is None
+    assert " x if 70% are, an error (on_exhausted=raise) if 30% are" in lines["cost"]
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ and assumed, and said to be, where there are none. The rest is a short simulatio
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import os
@@ -49,7 +48,8 @@ class Cost:
         known_from: where that share is from.
         time: generation time in words.
         measured: what the preset as shipped cost elsewhere, in words; empty: not measured, or its options are changed.
-        range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative; None: that is known, or plays no part.
+        range: ``factor`` where 70 % and where 30 % of GRPO's groups are informative (None: the run would end with an error);
+            None: their share is known, or plays no part.
         equal: overrides with which the run spends what GRPO would, or all of the user's ``adaptive.total_rollouts``; or empty.
         equal_rollouts: how many that are; None: the number of steps is not known here.
         equal_steps: about as many steps as that buys.
@@ -70,7 +70,7 @@ class Cost:
     time_factor: float | None = None
     time: str = ""
     measured: str = ""
-    range: tuple[float, float] | None = None
+    range: tuple[float | None, float | None] | None = None
     equal: str = ""
     equal_rollouts: int | None = None
     equal_steps: int | None = None
@@ -90,7 +90,7 @@ class Cost:
             total = f", {most}{number(self.total)} in all" if self.total else ""
             between = ""
             if self.range is not None:
-                between = f", {_two(self.range[0])} x if 70% are, {_two(self.range[1])} x if 30% are"
+                between = f", {_times(self.range[0])} if 70% are, {_times(self.range[1])} if 30% are"
             times = "the same" if _two(self.factor) == "1" else f"{_two(self.factor)} x as many"
             out.append(
                 (
@@ -162,6 +162,10 @@ def _two(value: float) -> str:
     return f"{value:.2g}" if value < 99.5 else number(int(float(f"{value:.2g}")))
 
 
+def _times(factor: float | None) -> str:
+    return "an error (on_exhausted=raise)" if factor is None else f"{_two(factor)} x"
+
+
 def _plain(plan: RunPlan) -> bool:
     """The plan is GRPO's as verl has it, so that nothing need be simulated."""
     usual, allocator, cap = AdaptiveConfig(), plan.policy.allocator, plan.adaptive.max_rollouts_per_step
@@ -194,10 +198,14 @@ def _simulate(cost: Cost, plan: RunPlan, hopeless: float, passes: float) -> None
     if abs(found.share - cost.share) > 0.05:  # groups of two, say, cannot have as much
         cost.share = found.share
     if cost.known_from.startswith("assumed") and plan.adaptive.refill and not plan.policy.filter.keeps_all:
-        bounds = (expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": x}) for x in RANGE)
-        with contextlib.suppress(Exhausted):  # at a share that nobody has measured: the plan and its cost stand
-            low, high = (bound.rollouts for bound in bounds)
-            cost.range = (low, high) if _two(low) != _two(high) else None
+        bounds: list[float | None] = []
+        for share in RANGE:
+            try:
+                bound = expected_waiting(plan.adaptive, clock=clock, most=_SIZE, **setting | {"share": share}).rollouts
+            except Exhausted:  # at a share that nobody has measured: the plan and its cost stand
+                bound = None
+            bounds.append(bound)
+        cost.range = (bounds[0], bounds[1]) if _times(bounds[0]) != _times(bounds[1]) else None
     cost.by_pass = _by_pass(found, 0)
     cost.step, cap = round(found.rollouts * cost.grpo_step), plan.adaptive.max_rollouts_per_step
     if cap is not None and cost.step > cap:
