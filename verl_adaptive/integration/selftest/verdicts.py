@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 
 from verl_adaptive.integration.selftest.runs import ProcessRun
@@ -80,5 +81,8 @@ def optimizer_updates(run: ProcessRun, step: int) -> int:
     paths = list(folder.glob("optim_world_size_*_rank_0.pt"))
     if not paths:
         raise FileNotFoundError(f"{folder} has no optimizer state of FSDP's")
+    logging.getLogger("torch.distributed.device_mesh").setLevel(
+        logging.ERROR
+    )  # it warns of training with what is loaded
     state = torch.load(paths[0], weights_only=False, map_location="cpu")["state"]
     return int(next(iter(state.values()))["step"])
