@@ -47,7 +47,7 @@ import transfer_queue as tq
 from verl.workers.rollout.llm_server import LLMServerClient
 
 from verl_adaptive.errors import AdaptiveError
-from verl_adaptive.integration.polling import PARTITION
+from verl_adaptive.integration.polling import PARTITION, requests_of
 
 logger = logging.getLogger(__name__)
 
@@ -300,13 +300,14 @@ def _wait_for_requests(worker: Any) -> int:
 
 
 def _generated(server: Any) -> list[int] | None:
-    """Tokens that each request of a server has so far, from vLLM's or SGLang's own books; None: it keeps none that we know."""
+    """Tokens that each request of a server has so far; None: it keeps no books that we know."""
     try:
-        processor = getattr(getattr(server, "engine", None), "output_processor", None)
-        if processor is not None:
-            states = list(processor.request_states.values())
-            return [int(state.detokenizer.num_output_tokens()) for state in states if state.detokenizer is not None]
-        states = list(server.tokenizer_manager.rid_to_state.values())
-        return [len(getattr(state, "output_ids", ())) for state in states]
+        found = requests_of(server)
+        return None if found is None else [_tokens(request) for request in found]
     except Exception:  # their private names: another version may have others
         return None
+
+
+def _tokens(request: Any) -> int:
+    vllm = getattr(request, "detokenizer", None)
+    return int(vllm.num_output_tokens()) if vllm is not None else len(getattr(request, "output_ids", ()))

@@ -196,8 +196,13 @@ def open_requests(servers: Mapping[str, ray.actor.ActorHandle]) -> str:
 
 
 def _count(server: Any) -> int | None:
-    """Requests of a server, by vLLM's and SGLang's own books; runs in the server's process."""
+    found = requests_of(server)
+    return None if found is None else len(found)
+
+
+def requests_of(server: Any) -> list[Any] | None:
+    """A server's requests in vLLM's or SGLang's own books; runs in the server's process. None: it keeps none that we know."""
     books = getattr(getattr(getattr(server, "engine", None), "output_processor", None), "request_states", None)
     if books is None:
         books = getattr(getattr(server, "tokenizer_manager", None), "rid_to_state", None)
-    return None if books is None else len(books)
+    return None if books is None else list(books.values())
