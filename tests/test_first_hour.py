@@ -263,7 +263,7 @@ def test_it_trains_with_what_the_selftest_trained_with(tmp_path, monkeypatch) ->
 
 
 @pytest.mark.parametrize(
-    ("difference", "said"), [(0.1, "engine and trainer disagree"), (float("nan"), "no number in any step")]
+    ("difference", "said"), [(0.1, "differ by 0.1 in the first step"), (float("nan"), "no number in any step")]
 )
 def test_a_plain_verl_whose_engine_and_trainer_disagree_has_not_passed(difference, said, tmp_path) -> None:
     step = {"actor/grad_norm": 1.0, "training/rollout_probs_diff_mean": difference}

@@ -238,7 +238,7 @@ def test_where_plain_verl_fails_nothing_else_is_tried(stages, tmp_path) -> None:
 def test_a_run_that_is_killed_without_a_checkpoint_is_found(monkeypatch, tmp_path) -> None:
     monkeypatch.setattr(suite, "_train", lambda folder, *_, **__: ProcessRun(folder, -9, ""))
     item = Item("greso, SIGKILL, resume")
-    suite._resumed(item, tmp_path / "killed", [], {}, 1, Item(PLAIN))
+    suite._resumed(item, tmp_path / "killed", [], {}, 1)
     assert "there is no checkpoints/global_step_2/adaptive" in item.findings[0]
 
 
@@ -260,7 +260,7 @@ def metrics(step: int, **other: float) -> dict:
         ),
         (
             *(0, "", [metrics(i, **{"training/rollout_probs_diff_mean": 0.1}) for i in (1, 2, 3)]),
-            "log-probs of rollout and actor differ by 0.1, in plain verl by 0.01",
+            "log-probs of rollout and actor differ by 0.1 in the first step",
         ),
         # every run of a preset: only the one that was resumed was judged by what is lost, and the page said it of all
         (
@@ -272,8 +272,27 @@ def metrics(step: int, **other: float) -> dict:
 )
 def test_what_is_wrong_with_a_run_is_found(code, log, steps, found, tmp_path) -> None:
     item = Item("+adaptive=greso")
-    suite._judged(item, ProcessRun(tmp_path, code, log, steps), Item(PLAIN, facts={"probs diff": 0.01}))
+    suite._judged(item, ProcessRun(tmp_path, code, log, steps))
     assert any(finding.startswith(found) for finding in item.findings), item.findings
+
+
+@pytest.mark.parametrize(
+    ("differences", "mode", "dead"),
+    [
+        ((3e-7, 0.0039, 0.0061), "sync", True),  # on the CPU, an engine that never gets the trained weights
+        ((3e-7, 0.0230, 0.0500), "sync", True),
+        ((2.5e-7, 2.7e-7, 2.9e-7), "sync", False),
+        ((0.00035, 0.00059, 0.00038), "sync", False),  # bfloat16
+        ((0.0100, 0.0102, 0.0097), "sync", False),
+        ((3e-7, 0.0140, 0.0145), "separate_async", False),  # which trains on what older weights generated
+    ],
+)
+def test_an_engine_that_does_not_get_the_trained_weights_is_found(differences, mode, dead, tmp_path) -> None:
+    """The mean over the steps was compared with 0.02: a selftest passed in which no weights were ever sent."""
+    item = Item("+adaptive=greso", mode=mode)
+    steps = [metrics(i, **{"training/rollout_probs_diff_mean": d}) for i, d in enumerate(differences, 1)]
+    assert suite._ended(item, ProcessRun(tmp_path, 0, "", steps))
+    assert bool(item.findings) == dead and ("does not get the trained weights" in " ".join(item.findings)) == dead
 
 
 @pytest.mark.parametrize(
@@ -349,3 +368,20 @@ def test_what_was_exported_for_something_else_does_not_reach_the_runs(monkeypatc
     assert "VERL_PLATFORM" not in suite.on_platform(mine, 1) and suite.on_platform(mine, 0)["VERL_PLATFORM"] == "cpu"
     assert suite.on_platform({"VERL_PLATFORM": "npu"}, 1) == {"VERL_PLATFORM": "npu"}
     assert guard.other_plugins() == "cpu"
+
+
+@pytest.mark.parametrize("gpus", [0, 1])
+def test_a_platform_that_was_exported_reaches_no_item_on_a_gpu(gpus, stages, tmp_path, monkeypatch) -> None:
+    """The gradient had it: verl's collectives would have had tensors of the CPU there, for NCCL."""
+    platforms: list[str | None] = []
+    tool = suite._tool
+
+    def noted(item, folder, env, *said):
+        platforms.append(env.get("VERL_PLATFORM"))
+        tool(item, folder, env, *said)
+
+    monkeypatch.setattr(suite, "_tool", noted)
+    monkeypatch.setattr(suite, "count_gpus", lambda env, timeout: (gpus, ""))
+    monkeypatch.setenv("VERL_PLATFORM", "cpu")
+    suite.examine(tmp_path)
+    assert platforms == [None if gpus else "cpu"] * 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import re
+from contextlib import nullcontext
 
 import numpy as np
 import pytest
@@ -293,7 +294,7 @@ REFUSED = rf"""
 +adaptive=aero {COLOCATED}
     enable_resource_pool=False: .*too late for adaptive/allocator=aero.*presets grpo, solo
 +adaptive=greso +ray_kwargs.ray_init.address=auto ray_kwargs.ray_init.num_cpus=8
-    num_cpus=8: Ray takes no resources for a cluster that runs already \(.*address=auto\); set it to null
+    num_cpus=8: Ray takes no resources for a cluster that runs already \(auto, by .*\); set it to null
 # what verl's open pull requests 6868 and 6874 would add
 +adaptive=greso trainer.v1.trainer_mode=fully_async
     trainer_mode='fully_async': must be one of sync
@@ -496,6 +497,18 @@ def test_every_estimator_of_verls_is_known_to_compare_or_not():
         else:
             compares = bool((advantages[:, -1] > 0).all() or (advantages == 0).all())
         assert compares == (name in COMPARING), name
+
+
+@pytest.mark.parametrize(
+    ("exported", "inside", "refused"),
+    [("10.0.0.1:6379", "", True), ("local", "", False), ("10.0.0.1:6379", "7", False)],
+)
+def test_a_cluster_that_was_exported_is_one_that_runs_already(exported, inside, refused, monkeypatch):
+    """`doctor` passed what Ray refuses; in Ray's own processes the variable is Ray's."""
+    monkeypatch.setenv("RAY_ADDRESS", exported)
+    monkeypatch.setenv("RAY_RAYLET_PID", inside) if inside else monkeypatch.delenv("RAY_RAYLET_PID", raising=False)
+    with pytest.raises(ConfigError, match=r"\(10\.0\.0\.1:6379, by") if refused else nullcontext():
+        run_checks("+adaptive=greso ray_kwargs.ray_init.num_cpus=8")
 
 
 def test_an_estimator_that_verls_trainers_cannot_serve_is_refused():

@@ -3,9 +3,9 @@
 Makes data and a model of 0.12 million parameters (nothing is downloaded) and runs, each a few steps and in a process of its
 own: plain verl without this package, `greso` killed with SIGKILL and resumed, and `solo` and `greso` in the asynchronous
 trainers. Checks: every rollout and token is accounted for, as many optimizer updates as plain GRPO's, the metrics are there,
-the recorded decisions are made again, log-probs agree as in plain verl, and leaving rows of zero advantage out changes no
+the recorded decisions are made again, the engine gets the trained weights, and leaving rows of zero advantage out changes no
 gradient. Uses verl's default strategy and all GPUs that CUDA_VISIBLE_DEVICES leaves (four of six: a power of two), or the CPU
-platform where there is none; about twelve minutes on one GPU, a quarter of an hour without. The same command goes on where it was
+platform where there is none; about twelve minutes on one GPU, six on two cores without. The same command goes on where it was
 interrupted, and does not repeat what has passed; the page is also in FOLDER/selftest.txt, with selftest.json beside it. The
 status is 1 if something is wrong.
 

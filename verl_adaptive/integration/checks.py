@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import Any
 
 from omegaconf import OmegaConf
@@ -149,13 +150,17 @@ def check_run(config: Any, adaptive: AdaptiveConfig, policy: Policy) -> None:
 def _check_ray(config: Any) -> None:
     """A cluster that runs already has its resources, and Ray refuses to be told others."""
     ray_init = OmegaConf.select(config, "ray_kwargs.ray_init") or {}
-    address = ray_init.get("address")
+    exported = (
+        None if "RAY_RAYLET_PID" in os.environ else os.environ.get("RAY_ADDRESS")
+    )  # in Ray's processes it is Ray's own
+    address = ray_init.get("address") or exported or "local"
     for name in ("num_cpus", "num_gpus"):
         check(
-            address in (None, "local") or ray_init.get(name) is None,
+            address == "local" or ray_init.get(name) is None,
             f"ray_kwargs.ray_init.{name}",
             ray_init.get(name),
-            f"Ray takes no resources for a cluster that runs already (ray_kwargs.ray_init.address={address}); set it to null",
+            f"Ray takes no resources for a cluster that runs already ({address}, by ray_kwargs.ray_init.address or RAY_ADDRESS); "
+            "set it to null",
         )
 
 

@@ -11,7 +11,6 @@ tokens in the denominator the gradient is another. Beside that it says what the 
 from __future__ import annotations
 
 import json
-import os
 import sys
 import tempfile
 from functools import partial
@@ -271,8 +270,6 @@ def settings(words: list[str]) -> dict[str, Any]:
 def main() -> None:
     model_dir, out, *words = sys.argv[1:]
     found = machine()
-    if not found["accelerators"]:
-        os.environ["VERL_PLATFORM"] = "cpu"
     ranks = min(2, len(found["accelerators"]) or 2)
     result = {"machine": found, "ranks": ranks, "gradient": {}, "settings": settings(words) if words else {}}
     Path(out).write_text(json.dumps(result))

