@@ -573,8 +573,9 @@ def page(report: Report) -> str:
         "differ",
         "probs diff   of rollout and actor, of the tokens that train (a preset leaves out the certain ones, on which nothing can "
         "differ); asynchronous trainers train on what older weights generated, so that it grows there",
-        "aborted, left out   rollouts that a step did not wait for; rows of zero advantage that were not trained; updates of the "
-        "optimizer; slept, woken: how often vLLM's engines did; s/step of asynchronous trainers lacks what was generated ahead",
+        "columns   aborted: rollouts that a step did not wait for; left out: rows of zero advantage that were not trained; updates: "
+        "of the optimizer; slept, woken: how often vLLM's engines did; s/step of asynchronous trainers: with what was generated "
+        "ahead left aside",
     ]
     if wrong:
         lines.append(
