@@ -349,6 +349,17 @@ def test_the_page_names_what_its_parts_are_written_with() -> None:
     assert set(words) <= set(verl_adaptive.__all__) and {"Sampler", "Column", "check"} <= set(words)
 
 
+def test_what_the_page_says_of_groups_is_there() -> None:
+    """It named an array that had gone."""
+    table = (ROOT / PARTS_PAGE).read_text().partition("### `Groups`")[2].partition("```")[0]
+    names = [
+        re.match(r"\w+", name)[0]
+        for row in re.findall(r"^\| (`.*?`) \|", table, re.M)
+        for name in re.findall(r"`(.*?)`", row)
+    ]
+    assert len(names) > 15 and not [name for name in names if not hasattr(verl_adaptive.Groups.empty(), name)]
+
+
 @pytest.fixture
 def said_in(monkeypatch, capsys, not_simulated):
     """What a command prints, with a folder on the path as a program's own is; the page's modules are gone afterwards."""

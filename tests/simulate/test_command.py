@@ -96,8 +96,6 @@ def test_a_recorded_run_is_simulated(call, tmp_path) -> None:
         (("--n", 1), 2, "must be 2 or greater"),
         (("--pool", "", "--steps", 1, "--batch", 4), 2, "--pool='': no such pool; there are mixed,"),
         (("--n", 2, "--preset", "pilot_commit"), 2, "pilot_commit: adaptive.allocator.n_pilot"),
-        (("--clock", "--sigma", "inf"), 2, "'inf' is not a finite number"),
-        (("--jobs", 0), 2, "must be 1 or greater"),
         (("--seeds", "0,x"), 2, "whole numbers with commas"),
         (("--seeds", "0,-1"), 2, "must not be negative"),
         (("--threshold", 0.7), 2, "--threshold=0.7: is about the scores of a trace; add --trace"),

@@ -232,7 +232,6 @@ def test_efficiency_is_the_share_of_the_oracles_gain() -> None:
         ("", "must name a preset"),
         ("greso 'x", "No closing quotation"),
         ("greso adaptive.sampler.p_eazy=1", r"did you mean adaptive.sampler.p_easy\?"),
-        ("greso adaptive.sampler.p_easy=2", r"must be in \[0, 1\]"),
         ("greso data.train_batch_size=8", "write --batch 8"),
         ("greso trainer.nnodes=8", "adaptive.* only"),
         ("greso adaptive.total_rollouts=512", "write --budget 512"),

@@ -140,8 +140,8 @@ def validate(config: DictConfig) -> RunPlan:
     ConfigError: a setting of ours; ValueError, AssertionError: one of verl's.
     """
     check_counts(config)  # verl trips over them
+    plan = RunPlan.of(config)  # before verl's: what an author has to mend is not hidden by what else is missing
     remarks = validate_as_verl(config)
-    plan = RunPlan.of(config)
     _try_words(config)
     return replace(plan, notes=(*remarks, *plan.notes))
 

@@ -7,11 +7,13 @@ class TestMine(AllocatorConformance):
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import numpy as np
 
 from verl_adaptive.groups import Groups
 from verl_adaptive.roles import CLOSE, Allocator, answers
-from verl_adaptive.testing.components import PROMPTS, PartConformance, everything, pure, unchanged
+from verl_adaptive.testing.components import PROMPTS, PartConformance, everything, pure
 
 
 @pure
@@ -72,7 +74,7 @@ class AllocatorConformance(PartConformance):
             answers.fund(allocator, n, None)  # of no prompt, too: an engine that resumes asks whether there is a pool
 
     def test_review_of_nothing(self) -> None:
-        answers.more(self.bound(), "review", Groups.empty(), self.progress(rounds=1))
+        answers.more(self.bound(), "review", Groups.empty(), self.progress())
 
     def test_every_group_comes_to_an_end(self) -> None:
         for rate in (0.0, 0.1, 0.5, 1.0):
@@ -83,11 +85,6 @@ class AllocatorConformance(PartConformance):
             first = self.play(self.bound(), 2, np.random.default_rng(1), rate)
             assert self.play(self.bound(), 2, np.random.default_rng(1), rate) == first
 
-    def test_groups_are_not_changed(self) -> None:
-        groups = Groups.from_lists([4, 2, 9], [[0.0] * 4, [1.0, 0.0, 0.0, 0.0], [1.0] * 4])
-        with unchanged(groups):
-            self.bound().review(groups, self.progress(rounds=1))
-
     def test_state_is_complete(self) -> None:
         allocator = self.bound()
         for step in (1, 2):
@@ -97,11 +94,9 @@ class AllocatorConformance(PartConformance):
             rng = np.random.default_rng(step), np.random.default_rng(step)
             assert self.play(allocator, step, rng[0], 0.3) == self.play(other, step, rng[1], 0.3)
 
-    def test_metrics_are_numbers(self) -> None:
+    def played(self) -> Iterator[Allocator]:
         allocator = self.bound()
+        yield allocator
         for step in (1, 2):
-            assert all(np.isfinite(float(v)) for v in allocator.metrics().values())
             self.play(allocator, step, np.random.default_rng(0), 0.2)
-        found = allocator.metrics()
-        assert all(np.isfinite(float(v)) for v in found.values())
-        assert allocator.metrics() == found, "metrics() changes what it says: it is called several times a step"
+            yield allocator
