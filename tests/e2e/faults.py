@@ -30,6 +30,7 @@ MODES: dict[str, tuple[str, ...]] = {
 AGENT_LOOP = "ray::AgentLoopWorker"
 ROLLOUT_SERVER = "ray::vLLMHttpServer"
 DRIVER = "ray::TaskRunnerV1"
+QUEUE = "ray::TransferQueueController"
 
 REWARD = """
 import time

@@ -12,6 +12,7 @@ from tests.e2e import starts
 from tests.e2e.faults import (
     AGENT_LOOP,
     MODES,
+    QUEUE,
     ROLLOUT_SERVER,
     Killer,
     changed_data,
@@ -86,6 +87,45 @@ def test_an_agent_loop_worker_that_is_killed(mode, tmp_path, request):
 def test_a_rollout_server_that_is_killed(mode, tmp_path):
     run = _dies(mode, tmp_path, ROLLOUT_SERVER)
     assert re.search(r"AdaptiveError.*(rollout server|agent loop)", run.log), run.tail
+
+
+@matrix
+@everywhere
+def test_a_queue_that_is_killed(mode, tmp_path):
+    chosen, begun = reward(tmp_path, "time.sleep(2)\nreturn float(kind > 12)")
+    with Killer(QUEUE, begun.exists) as killer:
+        run = failed_run(tmp_path, "+adaptive=dapo", *MODES[mode], chosen, "adaptive.stall_timeout=20")
+    assert killer.killed is not None, run.tail
+    assert re.search(r"AdaptiveError.*TransferQueue has not answered for adaptive\.stall_timeout=20 s", run.log)
+
+
+BLOCKING_LOOP = """
+import time
+from verl.experimental.agent_loop.single_turn_agent_loop import SingleTurnAgentLoop
+
+
+class Blocking(SingleTurnAgentLoop):
+    async def run(self, sampling_params, **kwargs):
+        if kwargs["session_id"] == 0:
+            time.sleep(100_000)
+        return await super().run(sampling_params, **kwargs)
+"""
+
+
+@matrix
+@everywhere
+def test_an_agent_loop_that_blocks_its_worker(mode, tmp_path):
+    """A call without await and without end: whoever sends prompts to the worker waits for it, or for its rollouts."""
+    (tmp_path / "blocking.py").write_text(BLOCKING_LOOP)
+    (tmp_path / "loops.yaml").write_text("- name: blocking\n  _target_: blocking.Blocking\n")
+    loop = "actor_rollout_ref.rollout.agent"
+    run = failed_run(
+        tmp_path,
+        *("+adaptive=dapo", *MODES[mode], "adaptive.stall_timeout=20", f"{loop}.num_workers=2"),
+        *(f"{loop}.agent_loop_config_path={tmp_path / 'loops.yaml'}", f"{loop}.default_agent_loop=blocking"),
+        PYTHONPATH=str(tmp_path),
+    )
+    assert re.search(r"AdaptiveError.*for adaptive\.stall_timeout=20 s", run.log), run.tail
 
 
 @everywhere

@@ -7,6 +7,8 @@ time, in a shuffled order.
 from __future__ import annotations
 
 import copy
+import os
+import signal
 import threading
 import time
 import types
@@ -24,8 +26,8 @@ from tests.world import POLICIES, config_of
 from verl_adaptive.engine import AsyncFacts
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.integration.async_client import AsyncRolloutClient, NothingLeft
-from verl_adaptive.integration.polling import stall_seconds
-from verl_adaptive.integration.queue import Queue
+from verl_adaptive.integration.polling import PARTITION, stall_seconds
+from verl_adaptive.integration.queue import Queue, bound_queue
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.record import Recorder, replay
@@ -387,6 +389,27 @@ def test_liveness_of_ray_actors(queue, monkeypatch):
             timeout.restart()  # others' rollouts come back all the time
             timeout.rest({}, 0)
     ray.kill(alive)
+
+
+def test_a_queue_that_does_not_answer_ends_the_wait(queue):
+    import ray
+
+    client = tq.get_client()
+    controller = ray.get_actor("TransferQueueController", namespace="transfer_queue")
+    process = ray.get(controller.__ray_call__.remote(lambda _: os.getpid()))
+    bound_queue(2.0)
+    try:
+        assert not listed()
+        os.kill(process, signal.SIGSTOP)
+        with pytest.raises(AdaptiveError, match=r"TransferQueue has not answered for adaptive\.stall_timeout=2 s: "):
+            tq.kv_list(PARTITION)
+        os.kill(process, signal.SIGCONT)
+        assert not listed()
+        with pytest.raises(Exception, match="nowhere"):  # its own errors come through
+            tq.load_checkpoint("/nowhere")
+    finally:
+        os.kill(process, signal.SIGCONT)
+        del client._run_coroutine
 
 
 def test_a_stall_says_which_servers_have_the_requests(queue):

@@ -109,6 +109,23 @@ def test_items_of_an_own_dataset_class_keep_their_images_apart():
         assert dataset_keys(rows(), Identity()) == dataset_keys([row("2 + 2?")]) and column("data_source") == ["math"]
 
 
+class Reversed(RLHFDataset):
+    """Gives the rows of its table in another order."""
+
+    def __getitem__(self, item):
+        return super().__getitem__(len(self) - 1 - item)
+
+
+def test_a_class_of_ones_own_is_read_as_it_gives_its_rows(tmp_path):
+    rows = [row("1 + 1?", data_source="easy"), row("2 + 2?", data_source="hard")]
+    Dataset.from_list(rows).to_parquet(str(tmp_path / "train.parquet"))
+    config = composed(f"+data.cache_dir={tmp_path}").data
+    dataset = Reversed(str(tmp_path / "train.parquet"), tokenizer=None, config=config, processor=None)
+    found, column = identity_columns(dataset, Identity())
+    assert dataset_keys(found()).tolist() == dataset_keys(rows[::-1]).tolist()
+    assert column("data_source") == ["hard", "easy"]
+
+
 def test_a_number_of_rollouts_in_the_data_is_refused(tmp_path):
     """It is verl's way to say how many a prompt gets, and would be overwritten."""
     config = composed(f"data.train_files={tmp_path}/train.parquet")

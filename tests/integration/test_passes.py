@@ -7,6 +7,7 @@ models and servers, in tests/e2e.
 
 from __future__ import annotations
 
+import threading
 from types import SimpleNamespace
 from unittest.mock import MagicMock
 
@@ -24,7 +25,7 @@ from tests.integration.test_layout import even
 from tests.integration.test_rows import TEXT, WORDS
 from tests.world import config_of, make_async_engine, make_engine
 from verl_adaptive.config import AdaptiveConfig
-from verl_adaptive.errors import ConfigError
+from verl_adaptive.errors import AdaptiveError, ConfigError
 from verl_adaptive.integration.layout import PAD, Pass, plan
 from verl_adaptive.integration.minibatches import StepState
 from verl_adaptive.integration.status_messages import gather
@@ -344,14 +345,23 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
     def fit(self, agent_loop_manager):
         if error is not None:
             raise error
+        assert agent_loop_manager.generate_sequences("prompts") == ["prompts"]
+        blocked.clear()
+        with pytest.raises(AdaptiveError, match=r"blocks its worker.* for adaptive\.stall_timeout=1 s"):
+            agent_loop_manager.generate_sequences("more")
 
+    blocked, limits = threading.Event(), []
+    blocked.set()
     monkeypatch.setattr(PPOTrainerSync, "fit", fit)
+    monkeypatch.setattr(f"{TRAINER}.bound_queue", limits.append)
     # even of no calls Ray's own starts a Ray, which the fixture `started` then meets
     monkeypatch.setattr("ray.get", list)
     trainer, closed, checked, told = trainer_of(), [], [], []
     trainer.plan = SimpleNamespace(async_facts=None, policy=build_policy(AdaptiveConfig()), stall=1.0)
     worker = SimpleNamespace(__ray_call__=SimpleNamespace(remote=told.append))
-    manager = SimpleNamespace(agent_loop_workers=[worker])
+    manager = SimpleNamespace(
+        agent_loop_workers=[worker], generate_sequences=lambda prompts: blocked.wait() and [prompts]
+    )
     monkeypatch.setattr(f"{TRAINER}.check_installed", lambda actors, patience: checked.append(actors))
     trainer.run_store = SimpleNamespace(close=lambda: closed.append("journal"))
     trainer._recorder = SimpleNamespace(close=lambda: closed.append("record"))
@@ -360,7 +370,7 @@ def test_verls_normal_end_closes_the_journal_and_the_record(error, monkeypatch):
     else:
         with pytest.raises(RuntimeError, match="the loop broke"):
             trainer.fit(manager)
-    assert closed == ["journal", "record"]
+    assert closed == ["journal", "record"] and limits == [1.0]
     assert checked == [{"agent-loop worker 0": worker}] and told == [gather]
     trainer.plan.policy = build_policy(config_of(filter="informative"))
     with pytest.raises(ConfigError, match="has no agent_loop_workers"):  # nothing is sent to it

@@ -218,9 +218,8 @@ class OrderedEngine(Engine):
 
     @property
     def _target(self) -> float:
-        """Kept groups that end the step; infinite where it trains everything that was picked: by a pool sampler, without refill.
-        A stream may have been asked for more than B."""
-        return math.inf if self.prompt_source.picks and not self.config.refill else self.facts.batch
+        """Kept groups that end the step; infinite where the sampler has planned the step and nothing is added: all of it trains."""
+        return math.inf if self.policy.sampler.plans_steps and not self.config.refill else self.facts.batch
 
     @property
     def _needs_place(self) -> bool:

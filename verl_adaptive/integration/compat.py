@@ -178,6 +178,12 @@ NAMES: tuple[Name, ...] = (
     _use(_QUEUE_CLIENT, "TransferQueueClient.get_data(metadata)", "rewards and rows"),
     _use(_QUEUE_CLIENT, "TransferQueueClient.put(data, metadata)", "one uid for all rows of a group"),
     _use(
+        _QUEUE_CLIENT,
+        "TransferQueueClient._run_coroutine(coro)",
+        "a time limit for the queue's answers",
+        instead="a run whose TransferQueue dies waits for ever",
+    ),
+    _use(
         f"{_QUEUE}.metadata",
         "BatchMeta.__init__(global_indexes, partition_ids, field_schema, production_status, _custom_backend_meta)",
         "rewards and rows",

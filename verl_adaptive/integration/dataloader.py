@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import Dataset, SequentialSampler
 from torchdata.stateful_dataloader import StatefulDataLoader
+from verl.utils.dataset.rl_dataset import RLHFDataset
 
 from verl_adaptive.errors import AdaptiveError
 from verl_adaptive.stats.keys import Identity
@@ -165,15 +166,17 @@ def identity_columns(
 
     Args:
         dataset: verl's dataset; an ``RLHFDataset`` holds a Hugging Face dataset in ``dataframe``, which is read without
-            decoding images. Of somebody's own dataset class the items are all there is; one that has a state (torchdata's
-            Stateful) gets it back when they have been read.
+            decoding images. A class of one's own may give other rows than that: its items are read, and one that has a
+            state (torchdata's Stateful) gets it back afterwards.
         identity: :func:`verl_adaptive.integration.facts.identity_of`.
 
     Returns:
         A function that gives the rows anew, and one that gives a column as text.
     """
-    frame = getattr(dataset, "dataframe", None)
-    if frame is not None and hasattr(frame, "column_names") and len(frame) == len(dataset):
+    if getattr(type(dataset), "__getitem__", None) is RLHFDataset.__getitem__ and len(dataset.dataframe) == len(
+        dataset
+    ):
+        frame = dataset.dataframe
 
         def column(name: str) -> list[str]:
             return [str(v) for v in frame[name]] if name in frame.column_names else [""] * len(frame)

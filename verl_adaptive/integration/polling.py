@@ -7,6 +7,9 @@ import sys
 import time
 from collections import Counter
 from collections.abc import Callable, Mapping
+from concurrent.futures import Future, wait
+from functools import wraps
+from threading import Thread
 from typing import Any
 
 import ray
@@ -22,7 +25,7 @@ DONE = ("finished", "failure")
 #: The driver's processor time for looks at the queue is at most this share of what it rests between them.
 POLL_SHARE = 0.2
 #: Seconds that a run may go without any rollout, where responses are short ...
-_STALL = 1800.0
+STALL = 1800.0
 #: ... and for each token of the longest response: a full server (512 sequences) takes 0.07 s for one.
 _TOKEN = 0.1
 #: Seconds between two looks at whether the workers are alive.
@@ -35,7 +38,7 @@ def stall_seconds(config: AdaptiveConfig, response_length: int) -> float:
     """Seconds without any rollout coming back that are too long: the user's, or by how long one of the longest may take."""
     if config.stall_timeout is not None:
         return config.stall_timeout
-    return max(_STALL, _TOKEN * response_length)
+    return max(STALL, _TOKEN * response_length)
 
 
 class Stopwatch:
@@ -109,6 +112,30 @@ class StallTimeout:
 def pause(poll: float, looked: float) -> None:
     """Sleep ``poll`` seconds, or longer after a look at a large queue, which costs processor time."""
     time.sleep(max(poll, looked / POLL_SHARE))
+
+
+def bounded(call: Callable[..., Any], seconds: float, what: str) -> Callable[..., Any]:
+    """``call``, made in a thread of its own, which is given up after so many seconds: AdaptiveError with ``what`` has not happened."""
+
+    @wraps(call)
+    def within(*args: Any, **kwargs: Any) -> Any:
+        made: Future = Future()
+
+        def make() -> None:
+            try:
+                made.set_result(call(*args, **kwargs))
+            except BaseException as error:  # the caller's
+                made.set_exception(error)
+
+        Thread(target=make, daemon=True).start()
+        if not wait([made], seconds).done:
+            raise AdaptiveError(
+                f"{what} for adaptive.stall_timeout={seconds:g} s: look for the last error above, and start the same command "
+                "again: it resumes from the last checkpoint"
+            )
+        return made.result()
+
+    return within
 
 
 class Liveness:

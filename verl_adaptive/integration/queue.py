@@ -21,7 +21,7 @@ from verl_adaptive.groups import Groups
 from verl_adaptive.integration.bulk import stacked, without_gc
 from verl_adaptive.integration.curves import RowFigures
 from verl_adaptive.integration.facts import SINGLE_TURN
-from verl_adaptive.integration.polling import DONE, PARTITION
+from verl_adaptive.integration.polling import DONE, PARTITION, STALL, bounded
 from verl_adaptive.integration.rewards import no_field, read, read_rewards, sums
 
 logger = logging.getLogger(__name__)
@@ -459,6 +459,20 @@ class Queue:
         back = {uid for requests in saved.values() for uid, *_, back in requests if back}
         self._waiting = {p.uid: p for requests in self._groups.values() for p in requests if p.uid not in back}
         self._asked = sum(request.n for request in self._waiting.values())
+
+
+def bound_queue(seconds: float) -> None:
+    """Give up TransferQueue's answers to this process after so many seconds; its client waits for ever once the controller is gone.
+
+    A checkpoint of the queue may take half an hour at least. TransferQueue 0.1.8 offers no place for this.
+    """
+    client = tq.get_client()
+    if not hasattr(client, "_run_coroutine"):
+        return
+    what = "TransferQueue has not answered"
+    run = client._run_coroutine
+    limits = [bounded(run, limit, what) for limit in (seconds, max(seconds, STALL))]
+    client._run_coroutine = lambda coro: limits["checkpoint" in coro.__name__](coro)
 
 
 def _sessions(keys: list[str]) -> list[list[str]]:

@@ -32,7 +32,8 @@ from verl_adaptive.integration.dataloader import DataloaderPrompts, identity_col
 from verl_adaptive.integration.facts import identity_of
 from verl_adaptive.integration.minibatches import MinibatchMixin, StepState
 from verl_adaptive.integration.monitor import Monitor
-from verl_adaptive.integration.polling import PARTITION, Liveness, check_installed, open_requests
+from verl_adaptive.integration.polling import PARTITION, Liveness, bounded, check_installed, open_requests
+from verl_adaptive.integration.queue import bound_queue
 from verl_adaptive.integration.replay_buffer import AdaptiveReplayBuffer
 from verl_adaptive.integration.rollout_client import RolloutHandles
 from verl_adaptive.integration.run_plan import RunPlan
@@ -263,6 +264,9 @@ class AdaptiveMixin(MinibatchMixin):
         self._loop_workers = {f"agent-loop worker {i}": worker for i, worker in enumerate(workers)}
         check_installed(self._loop_workers | servers, self.plan.stall)
         ray.get([worker.__ray_call__.remote(gather) for worker in workers])
+        bound_queue(self.plan.stall)
+        blocked = "an agent loop, a tool or a reward function blocks its worker, which has not taken further prompts"
+        agent_loop_manager.generate_sequences = bounded(agent_loop_manager.generate_sequences, self.plan.stall, blocked)
         try:
             super().fit(agent_loop_manager)
         finally:
